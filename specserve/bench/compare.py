@@ -1,0 +1,164 @@
+"""`specserve bench compare`: depth 0 against depth k, in process and through Ray, and against transformers' generate.
+
+All systems answer the same prompts greedily with the same number of tokens in one run; passes are interleaved, and the
+median of the passes is reported, so that a disturbance of the machine hits every system alike.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from specserve.bench.prompts import CHATS
+from specserve.bench.report import Row
+from specserve.bench.systems import Http, Local, Outcome, Prompts, System, TransformersGenerate
+from specserve.config import Config
+from specserve.errors import ConfigError
+from specserve.local import LocalEngine
+from specserve.models.loading import prepare
+from specserve.text import Tokenizer
+
+Progress = Callable[[str], None]
+
+SYSTEMS = ("transformers", "local", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run. depths are sorted by the order given; 0 is plain decoding."""
+
+    depths: tuple[int, ...] = (0, 4)
+    concurrency: tuple[int, ...] = (1, 8)
+    systems: tuple[str, ...] = SYSTEMS
+    speculators: tuple[str, ...] = ("small_model", "ngram")
+    prompts: int = 8
+    max_tokens: int = 32
+    passes: int = 2
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot be run."""
+        unknown = set(self.systems) - set(SYSTEMS)
+        if unknown:
+            raise ConfigError(f"no system called {sorted(unknown)}; there are: {', '.join(SYSTEMS)}")
+        if not self.depths or min(self.depths) < 0 or not self.concurrency or min(self.concurrency) < 1:
+            raise ConfigError("--depth takes numbers from 0, --concurrency numbers from 1")
+        if not 1 <= self.prompts <= len(CHATS):
+            raise ConfigError(f"--prompts takes 1 to {len(CHATS)}, found {self.prompts}")
+        if self.max_tokens < 1 or self.passes < 1:
+            raise ConfigError("--max-tokens and --passes take numbers from 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One line of the table."""
+
+    system: System
+    depth: int
+    concurrency: int
+
+
+def compare(config: Config, options: Options, progress: Progress) -> list[Row]:
+    """Run everything and return the rows. Raises ConfigError, or the first error of a system."""
+    options.check()
+    deepest = max(options.depths)
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"depth": deepest})})
+    folder = prepare(config.target, progress, role="target")
+    prompts = chat_prompts(Tokenizer.load(folder), options.prompts)
+    rows: list[Row] = []
+    if "transformers" in options.systems or "local" in options.systems:
+        with _in_process(config, options, progress) as cases:
+            rows += _measure(cases, prompts, options, progress)
+        gc.collect()
+    if "ray" in options.systems:
+        with _through_ray(config, options, progress) as cases:
+            rows += _measure(cases, prompts, options, progress)
+    return rows
+
+
+def chat_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    """The first `count` shipped prompts in the model's chat template."""
+    return [tokenizer.chat_prompt([{"role": "user", "content": text}]) for text in CHATS[:count]]
+
+
+@contextmanager
+def _in_process(config: Config, options: Options, progress: Progress) -> Iterator[list[Case]]:
+    """Cases that share this process; plain decoding is measured on the first engine only."""
+    with ExitStack() as stack:
+        cases = _transformers_cases(config, options, progress) if "transformers" in options.systems else []
+        depths = options.depths
+        for speculator in options.speculators if "local" in options.systems else ():
+            engine = stack.enter_context(LocalEngine(_with_speculator(config, speculator), progress=progress))
+            cases += _cases(Local(engine), depths, options.concurrency)
+            depths = tuple(depth for depth in depths if depth > 0)
+        yield cases
+
+
+def _with_speculator(config: Config, speculator: str) -> Config:
+    return config.model_copy(update={"draft": config.draft.model_copy(update={"speculator": speculator})})
+
+
+def _transformers_cases(config: Config, options: Options, progress: Progress) -> list[Case]:
+    progress("loading transformers' model")
+    folder = prepare(config.target, progress, role="target")
+    cases = [Case(TransformersGenerate(folder), 0, 1)]
+    depth = max(options.depths)
+    if depth > 0 and "small_model" in options.speculators:
+        assistant = prepare(config.draft.model, progress, role="draft")
+        cases.append(Case(TransformersGenerate(folder, assistant=assistant), depth, 1))
+    many = [count for count in options.concurrency if count > 1]
+    if many:
+        batched = TransformersGenerate(folder, batched=True)
+        cases += [Case(batched, 0, count) for count in many]
+    return cases
+
+
+def _cases(system: System, depths: Sequence[int], concurrency: Sequence[int]) -> list[Case]:
+    return [Case(system, depth, count) for count in concurrency for depth in depths]
+
+
+@contextmanager
+def _through_ray(config: Config, options: Options, progress: Progress) -> Iterator[list[Case]]:
+    """A local Ray cluster with the same pair, asked over HTTP."""
+    from specserve.cluster.launch import running
+
+    server = config.server.model_copy(update={"host": "127.0.0.1", "port": 0})
+    progress("starting Ray")
+    with running(config.model_copy(update={"server": server})) as (base_url, served):
+        system = Http(base_url, served.served_name, served.draft.speculator)
+        try:
+            yield _cases(system, options.depths, options.concurrency)
+        finally:
+            system.close()
+
+
+def _measure(cases: Sequence[Case], prompts: Prompts, options: Options, progress: Progress) -> list[Row]:
+    for case in cases:  # warm up: first-time allocations and imports belong to nobody
+        case.system.run(prompts[:1], 4, case.depth, 1)
+    outcomes: dict[int, list[Outcome]] = {index: [] for index in range(len(cases))}
+    for number in range(options.passes):
+        for index, case in enumerate(cases):
+            progress(
+                f"pass {number + 1} of {options.passes}: {case.system.name} {case.system.mode}, depth {case.depth}, "
+                f"{case.concurrency} at a time"
+            )
+            outcomes[index].append(case.system.run(prompts, options.max_tokens, case.depth, case.concurrency))
+    return [_row(case, outcomes[index]) for index, case in enumerate(cases)]
+
+
+def _row(case: Case, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    last = outcomes[-1]
+    overheads = [one.overhead_ms_per_round for one in outcomes if one.overhead_ms_per_round is not None]
+    return {
+        "system": case.system.name,
+        "mode": case.system.mode if case.depth or case.system.name == "transformers" else "plain",
+        "depth": case.depth,
+        "concurrency": case.concurrency,
+        "tokens_per_s": median(one.tokens_per_s for one in outcomes),
+        "tokens_per_round": last.tokens / last.rounds if last.rounds else None,
+        "acceptance": last.kept / last.drafted if last.drafted and last.kept is not None else None,
+        "overhead_ms_per_round": median(overheads) if overheads and case.concurrency == 1 else None,
+    }

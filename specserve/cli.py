@@ -1,0 +1,182 @@
+"""The command line: serve, chat, check, bench. Each verb imports its room only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specserve import __version__
+from specserve import config as configs
+from specserve.config import Config
+from specserve.errors import ConfigError, SpecserveError
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 0, 1 for a failure in words, 2 for wrong usage, 130 for Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    verb: Verb = arguments.verb
+    try:
+        return verb(arguments)
+    except SpecserveError as error:
+        print(f"specserve: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="specserve", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"specserve {__version__}")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    serve = verbs.add_parser("serve", help="start a pipeline on Ray with an OpenAI-compatible HTTP endpoint in front")
+    _config_arguments(serve)
+    serve.add_argument("--host", help="address to listen on (server.host)")
+    serve.add_argument("--port", type=int, help="port to listen on (server.port); 0 picks a free one")
+    serve.add_argument("--ray-address", help="use this Ray cluster instead of a local one, e.g. auto")
+    serve.set_defaults(verb=_serve)
+
+    chat = verbs.add_parser("chat", help="chat with a running server in the terminal")
+    chat.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is")
+    chat.add_argument("--model", help="model name; default: the first one served")
+    chat.add_argument("--system", help="system prompt")
+    chat.add_argument("--temperature", type=float, help="0 is greedy; default: the server's")
+    chat.add_argument("--max-tokens", type=int, default=512, help="longest answer")
+    chat.add_argument("--depth", type=int, help="drafted tokens per round; 0 switches speculation off")
+    chat.set_defaults(verb=_chat)
+
+    check = verbs.add_parser("check", help="say what will run where, and what cannot")
+    _config_arguments(check)
+    check.set_defaults(verb=_check)
+
+    bench = verbs.add_parser("bench", help="measure").add_subparsers(required=True, metavar="BENCH")
+    compare = bench.add_parser("compare", help="depth 0 against depth k, in process, through Ray, and transformers")
+    _config_arguments(compare)
+    compare.add_argument("--concurrency", type=_numbers, default=(1, 8), help="requests at a time, e.g. 1,8")
+    compare.add_argument("--depth", dest="depths", type=_numbers, default=(0, 4), help="depths, e.g. 0,4")
+    compare.add_argument("--systems", type=_names, default=("transformers", "local", "ray"))
+    compare.add_argument("--speculators", type=_names, default=("small_model", "ngram"))
+    compare.add_argument("--prompts", type=int, default=8, help="how many of the shipped prompts")
+    compare.add_argument("--max-tokens", type=int, default=32, help="tokens per answer, exactly")
+    compare.add_argument("--passes", type=int, default=2, help="interleaved repetitions; medians are reported")
+    compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    compare.set_defaults(verb=_compare)
+    return parser
+
+
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, help="YAML file with the configuration")
+    parser.add_argument("--target", help="the target model: demo, a folder, or a .gguf file (target.source)")
+    parser.add_argument("--draft", help="the draft model (draft.model.source)")
+    parser.add_argument("--speculator", help="small_model, ngram or none (draft.speculator)")
+    if parser.prog.endswith(("serve", "check")):
+        parser.add_argument("--depth", type=int, help="drafted tokens per request and round (engine.depth)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any setting by its dotted name, e.g. --set engine.max_requests=16",
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+_FLAGS = {
+    "target": "target.source",
+    "draft": "draft.model.source",
+    "speculator": "draft.speculator",
+    "depth": "engine.depth",
+    "host": "server.host",
+    "port": "server.port",
+}
+
+
+def read_config(arguments: argparse.Namespace) -> Config:
+    """The configuration of a command: file, then flags, then --set, the later ones winning. Raises ConfigError."""
+    overrides: dict[str, Any] = {}
+    for flag, dotted in _FLAGS.items():
+        value = getattr(arguments, flag, None)
+        if value is not None:
+            overrides[dotted] = value
+    for item in arguments.set:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set takes NAME=VALUE, found {item!r}")
+        try:
+            overrides[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {item!r}: the value is not valid YAML") from None
+    if arguments.config is not None:
+        return configs.load(arguments.config, overrides)
+    return configs.parse(configs.override({}, overrides), where="command line")
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from specserve.cluster.launch import serve_until_stopped
+
+    serve_until_stopped(read_config(arguments), ray_address=arguments.ray_address)
+    return 0
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from specserve.chat import Chat
+
+    chat = Chat(
+        arguments.url,
+        model=arguments.model,
+        system=arguments.system,
+        temperature=arguments.temperature,
+        max_tokens=arguments.max_tokens,
+        depth=arguments.depth,
+    )
+    chat.run()
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from specserve.check import report
+
+    findings = report(read_config(arguments))
+    for finding in findings:
+        print(finding)
+    return 1 if any(finding.problem for finding in findings) else 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from specserve.bench.compare import Options, compare
+    from specserve.bench.report import show, write_json
+
+    config = read_config(arguments)
+    options = Options(
+        depths=arguments.depths,
+        concurrency=arguments.concurrency,
+        systems=arguments.systems,
+        speculators=arguments.speculators,
+        prompts=arguments.prompts,
+        max_tokens=arguments.max_tokens,
+        passes=arguments.passes,
+    )
+    rows = compare(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show(f"{config.served_name}: greedy, {options.prompts} prompts × {options.max_tokens} tokens", rows)
+    if arguments.json is not None:
+        settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
+        write_json(arguments.json, settings, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

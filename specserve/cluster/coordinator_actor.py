@@ -1,0 +1,222 @@
+"""The coordinator as an actor: the engine's loop in one thread, channels to the workers and to every ingress."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from specserve import config as configs
+from specserve import drafting
+from specserve.cluster.actors import node_address
+from specserve.cluster.placement import DRAFT, TARGET
+from specserve.cluster.ray_channel import RayChannel
+from specserve.coordinator.engine import Engine
+from specserve.coordinator.loop import Loop
+from specserve.errors import ChannelError, Unavailable
+from specserve.metrics import EngineMetrics
+from specserve.models import vocabulary
+from specserve.models.loading import prepare
+from specserve.text import Tokenizer
+from specserve.transport import Channel, Mailbox, PeerLost
+from specserve.transport.messages import Deltas
+from specserve.transport.socket import Address, Endpoint, Heart
+from specserve.types import Delta, Health, ModelCard, WorkerInfo
+
+log = logging.getLogger(__name__)
+
+_ROLES = frozenset({TARGET, DRAFT})
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A worker that is ready to be talked to. `address` is None for the ray transport, which uses `handle`."""
+
+    info: WorkerInfo
+    life: int
+    address: Address | None
+    handle: Any
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorState:
+    """What the supervisor polls. `lost` holds the roles whose present life is over; `rounds` counts verifications."""
+
+    pid: int
+    started: bool
+    health: Health
+    lost: tuple[str, ...]
+    rounds: int
+
+
+class _WatchedMailbox(Mailbox):
+    """Keeps a note of every loss on its way to the loop, for the supervisor's poll and for cleaning up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: dict[str, PeerLost] = {}
+
+    def put(self, item: object) -> None:
+        if isinstance(item, PeerLost):
+            log.warning("lost %s (life %d): %s", item.peer, item.life, item.reason)
+            self.losses[item.peer] = item
+        super().put(item)
+
+
+class _IngressLink:
+    """The way to one ingress: numbered batches of deltas, and a heart so that it can tell when we are gone."""
+
+    def __init__(self, endpoint: Endpoint, address: Address, heartbeat_s: float) -> None:
+        self._channel = endpoint.connect(address)
+        self._heart = Heart(endpoint.connect(address), heartbeat_s, lambda: (0, False))
+        self._cursor = 0
+
+    def send(self, deltas: tuple[Delta, ...]) -> None:
+        self._cursor += 1
+        self._channel.send(Deltas(self._cursor, deltas))
+
+    def close(self) -> None:
+        self._heart.close()
+        self._channel.close()
+
+
+class CoordinatorActor:
+    """Owner of one engine. A restarted process is empty until `start` is called again."""
+
+    def __init__(self, config_tree: dict[str, Any]) -> None:
+        self._config = configs.parse(config_tree)
+        self._mailbox = _WatchedMailbox()
+        node_id, host = node_address()
+        lost_after_s = self._config.cluster.lost_after_s
+        self._endpoint = Endpoint(self._mailbox, host=host, node_id=node_id, lost_after_s=lost_after_s)
+        self._metrics = EngineMetrics(self._config.served_name, self._config.engine.depth)
+        self._ingresses: dict[str, _IngressLink] = {}
+        self._engine: Engine | None = None
+        self._loop: Loop | None = None
+        self._card: ModelCard | None = None
+
+    def accept(self, role: str, life: int) -> Address | None:
+        """Where a worker of this role and life may send to; None for the ray transport."""
+        if self._config.cluster.transport == "ray":
+            return None
+        return self._endpoint.accept(role, life)
+
+    def start(self, target: Joined, draft: Joined | None) -> ModelCard:
+        """Make the engine and begin to serve. Raises ConfigError when the workers' limits do not fit."""
+        folder = prepare(self._config.target, log.info, role="target")
+        if draft is not None:
+            draft_folder = prepare(self._config.draft.model, log.info, role="draft")
+            vocabulary.check(folder, draft_folder, target.info.vocab_size, draft.info.vocab_size)
+        # The other losses belong to lives before this engine.
+        self._mailbox.losses.clear()
+        engine = Engine(
+            self._config,
+            target=target.info,
+            draft=None if draft is None else draft.info,
+            verifier=self._channel(TARGET, target),
+            drafter=None if draft is None else self._channel(DRAFT, draft),
+            guesser=drafting.guesser_of(self._config.draft),
+            tokenizer=Tokenizer.load(folder),
+            metrics=self._metrics,
+            sink=self._deliver,
+            life=target.life,
+            draft_life=0 if draft is None else draft.life,
+        )
+        loop = Loop(engine, self._mailbox)
+        loop.start()
+        self._engine, self._loop = engine, loop
+        self._card = self._make_card(target.info, draft)
+        return self._card
+
+    def _make_card(self, target: WorkerInfo, draft: Joined | None) -> ModelCard:
+        lengths = [target.context_length] + ([] if draft is None else [draft.info.context_length])
+        return ModelCard(
+            name=self._config.served_name,
+            created=int(time.time()),
+            context_length=lengths[0],
+            vocab_size=target.vocab_size,
+            max_depth=self._config.engine.depth,
+            speculator=self._config.draft.speculator,
+        )
+
+    def _channel(self, role: str, joined: Joined) -> Channel:
+        if joined.address is None:
+            return RayChannel(joined.handle, self._mailbox, role, joined.life)
+        self._endpoint.expect(role)
+        return self._endpoint.connect(joined.address)
+
+    def attach(self, role: str, joined: Joined) -> None:
+        """A restarted worker joins the running engine."""
+        loop, engine = self._running()
+        self._mailbox.losses.pop(role, None)
+        channel = self._channel(role, joined)
+        loop.call(lambda: engine.attach(role, channel, joined.life, joined.info)).result()
+
+    def connect_ingress(self, ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
+        """Open the way between an ingress (a fresh id for every connection) and this engine."""
+        self._running()
+        assert self._card is not None
+        self._forget_lost_ingresses()
+        self._ingresses[ingress_id] = _IngressLink(self._endpoint, address, self._config.cluster.heartbeat_s)
+        here = self._endpoint.accept(ingress_id, 0)
+        self._endpoint.expect(ingress_id)
+        return here, self._card
+
+    def _running(self) -> tuple[Loop, Engine]:
+        if self._loop is None or self._engine is None:
+            raise Unavailable("the coordinator is starting")
+        return self._loop, self._engine
+
+    def _deliver(self, owner: str, deltas: tuple[Delta, ...]) -> None:
+        link = self._ingresses.get(owner)
+        if link is None:
+            return
+        try:
+            link.send(deltas)
+        except ChannelError as error:
+            self._mailbox.put(PeerLost(owner, 0, error.message))
+
+    def _forget_lost_ingresses(self) -> None:
+        for peer in [peer for peer in self._mailbox.losses if peer not in _ROLES]:
+            del self._mailbox.losses[peer]
+            self._endpoint.forget(peer)
+            link = self._ingresses.pop(peer, None)
+            if link is not None:
+                link.close()
+
+    # ---- what the supervisor asks -------------------------------------------------------------------------------
+
+    def state(self) -> CoordinatorState:
+        """Cheap, never raises."""
+        self._forget_lost_ingresses()
+        lost = tuple(sorted(_ROLES & self._mailbox.losses.keys()))
+        started = self._loop is not None
+        rounds = (self._endpoint.progress(TARGET) or (0, False))[0]
+        return CoordinatorState(os.getpid(), started, self._health(), lost, rounds)
+
+    def _health(self) -> Health:
+        if self._loop is None or self._engine is None:
+            return Health("starting", "the coordinator is starting")
+        try:
+            return self._loop.call(self._engine.health).result(timeout=5)
+        except TimeoutError:
+            return Health("dead", "the engine's loop does not answer")
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        return self._metrics.render()
+
+    def drain(self) -> None:
+        """Take no new requests."""
+        loop, engine = self._running()
+        loop.call(engine.drain).result()
+
+    def stop(self) -> None:
+        """End the loop and every thread. The actor is of no use afterwards."""
+        if self._loop is not None:
+            self._loop.stop()
+        for link in self._ingresses.values():
+            link.close()
+        self._endpoint.close()

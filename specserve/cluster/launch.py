@@ -1,0 +1,198 @@
+"""`specserve serve`: a local Ray (or a given one), the application, a banner, and an orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import ray
+from ray import serve
+from rich.console import Console
+
+from specserve.cluster.deploy import APP_NAME, PIPELINE, application
+from specserve.cluster.local_ray import check_port, free_port, local_ray
+from specserve.cluster.pipeline import PipelineState
+from specserve.config import Config
+from specserve.errors import ConfigError
+
+_POLL_S = 0.25
+_DRAIN_S = 10.0
+
+
+def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigError when the deployment cannot start, in words."""
+    config = with_port(config)
+    stopping = threading.Event()
+    with _signals(stopping), _own_stdout() as out, _ray(ray_address), deployed(config, stopping, _Display()) as up:
+        if up:
+            _banner(config, out)
+            stopping.wait()
+            drain()
+
+
+def with_port(config: Config) -> Config:
+    """The configuration with a port that is free now; port 0 picks one. Raises ConfigError when it is taken."""
+    server = config.server
+    if server.port == 0:
+        server = server.model_copy(update={"port": free_port(server.host)})
+        return config.model_copy(update={"server": server})
+    check_port(server.host, server.port)
+    return config
+
+
+def _ray(address: str | None) -> contextlib.AbstractContextManager[None]:
+    return local_ray() if address is None else _existing_ray(address)
+
+
+@contextlib.contextmanager
+def _existing_ray(address: str) -> Iterator[None]:
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace=APP_NAME)
+    except Exception as error:  # Ray raises many kinds here; to the user it is one thing
+        raise ConfigError(f"cannot reach Ray at {address}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def deployed(config: Config, stopping: threading.Event, display: _Display | None = None) -> Iterator[bool]:
+    """Start Serve and the application; yields True when it serves, False when told to stop before.
+
+    At the end the application is deleted and Serve shut down, unless Serve was there before.
+    """
+    _quiet_logs()
+    http = {"host": config.server.host, "port": config.server.port}
+    serve.start(http_options=http, logging_config={"enable_access_log": False, "log_level": "WARNING"})
+    try:
+        target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
+        serve.run_many([target], wait_for_applications_running=False)
+        yield _wait(config, stopping, display or _Display(quiet=True))
+    finally:
+        with contextlib.suppress(Exception):
+            _pipeline().stop.remote().result(timeout_s=_DRAIN_S)
+        serve.delete(APP_NAME)
+        serve.shutdown()
+
+
+def _wait(config: Config, stopping: threading.Event, display: _Display) -> bool:
+    """Until the application serves. Raises ConfigError with the pipeline's own words when it never will."""
+    deadline_s = time.monotonic() + config.cluster.start_timeout_s
+    with display:
+        while not stopping.wait(_POLL_S):
+            state = pipeline_state()
+            if state is not None:
+                display.show(state.progress)
+                if state.failure is not None:
+                    raise ConfigError(state.failure)
+            app = serve.status().applications.get(APP_NAME)
+            if app is not None and app.status == "RUNNING":
+                return True
+            if app is not None and app.status == "DEPLOY_FAILED":
+                raise ConfigError(f"the application did not start: {app.message}")
+            if time.monotonic() > deadline_s:
+                raise ConfigError(f"not ready after cluster.start_timeout_s = {config.cluster.start_timeout_s:g} s")
+    return False
+
+
+def pipeline_state() -> PipelineState | None:
+    """What the pipeline says about itself; None while it does not answer."""
+    try:
+        state: PipelineState = _pipeline().state.remote().result(timeout_s=2)
+    except Exception:  # the replica is not there yet, or is being replaced
+        return None
+    return state
+
+
+def _pipeline() -> Any:
+    return serve.get_deployment_handle(PIPELINE, APP_NAME)
+
+
+def drain() -> None:
+    """Take no new requests and give running ones a bounded time to end."""
+    with contextlib.suppress(Exception):
+        _pipeline().drain.remote().result(timeout_s=2)
+    deadline_s = time.monotonic() + _DRAIN_S
+    while time.monotonic() < deadline_s:
+        state = pipeline_state()
+        if state is None or state.health.running + state.health.waiting == 0:
+            return
+        time.sleep(_POLL_S)
+
+
+class _Display:
+    """One line that says what the workers are doing; on a terminal it moves, elsewhere changes are printed."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._status = self._console.status("starting") if self._console.is_terminal else None
+        self._shown = ""
+
+    def __enter__(self) -> None:
+        if self._status is not None:
+            self._status.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, progress: dict[str, str]) -> None:
+        """Show what each role is doing."""
+        text = ", ".join(f"{role}: {doing}" for role, doing in progress.items()) or "starting"
+        if text == self._shown:
+            return
+        self._shown = text
+        if self._status is not None:
+            self._status.update(text)
+        else:
+            self._console.print(text, markup=False, highlight=False)
+
+
+@contextlib.contextmanager
+def _own_stdout() -> Iterator[TextIO]:
+    """The real stdout. Ray prints the news of its daemons to `sys.stdout`, whatever it is told; they go nowhere."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield sys.__stdout__ or nowhere
+
+
+def _banner(config: Config, out: TextIO) -> None:
+    host, port = config.server.host, config.server.port
+    shown = f"[{host}]" if ":" in host else host
+    shown = "127.0.0.1" if host == "0.0.0.0" else shown
+    body = f'{{"model": "{config.served_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    for line in (
+        f"specserve serves {config.served_name} on http://{shown}:{port}/v1  (stop with Ctrl-C)",
+        f"drafts: {config.draft.speculator}, depth {config.engine.depth}, rule {config.engine.rule}",
+        f"curl http://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+    ):
+        print(line, file=out, flush=True)
+
+
+@contextlib.contextmanager
+def _signals(stopping: threading.Event) -> Iterator[None]:
+    """The first SIGINT or SIGTERM asks for an orderly end, a second one raises KeyboardInterrupt."""
+
+    def stop(number: int, frame: object) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _quiet_logs() -> None:
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,126 @@
+"""A Ray of our own on this machine: loopback only, own temporary folder, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+
+import ray
+
+from specserve.cluster import processes
+from specserve.cluster.placement import COORDINATOR_CPUS, INGRESS_CPUS, WORKER_CPUS
+from specserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_LOOPBACK = "127.0.0.1"
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024  # objects carry control messages only
+_PATIENCE_S = 5.0
+
+# Keeps other users of this machine out, and a token file in the home folder alone. Ray reads it once per process.
+_TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+
+_QUIET: dict[str, str | None] = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+
+
+def logical_cpus() -> int:
+    """CPUs that Ray shall count: the machine's, or what a pipeline asks for on a smaller one."""
+    needed = COORDINATOR_CPUS + INGRESS_CPUS + 2 * WORKER_CPUS
+    return max(os.cpu_count() or 1, int(-(-needed // 1)))
+
+
+@contextlib.contextmanager
+def local_ray() -> Iterator[None]:
+    """Start Ray and, at the end, see that every process and file of it is gone."""
+    folder = tempfile.mkdtemp(prefix="sps-")
+    before = processes.descendants()
+    started: set[processes.Process] = set()
+    variables: dict[str, str | None] = _QUIET | {"TMPDIR": _below(folder, "t"), "RAY_AUTH_TOKEN": _TOKEN}
+    # Ray switches token authentication on for a local cluster where the user did not say otherwise.
+    variables["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE")
+    try:
+        with _environment(variables):
+            try:
+                _start(_below(folder, "r"))
+                yield
+            finally:
+                started = processes.descendants() - before
+                ray.shutdown()
+    finally:
+        left = processes.end(started | (processes.descendants() - before), patience_s=_PATIENCE_S)
+        shutil.rmtree(folder, ignore_errors=True)
+        if left:
+            log.error("could not end processes %s", sorted(process.pid for process in left))
+
+
+def _below(folder: str, name: str) -> str:
+    """A folder that others cannot reach even when Ray opens it to all, as it does."""
+    path = os.path.join(folder, name)
+    os.mkdir(path, 0o700)
+    return path
+
+
+def _start(folder: str) -> None:
+    ray.init(
+        num_cpus=logical_cpus(),
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace="specserve",
+        _temp_dir=folder,
+        _node_ip_address=_LOOPBACK,
+    )
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError when the HTTP port cannot be had."""
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"server.port {port} on {host} cannot be used: {error.strerror}; choose another server.port"
+            ) from None
+
+
+def free_port(host: str) -> int:
+    """A port that was free a moment ago."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        number: int = probe.getsockname()[1]
+        return number

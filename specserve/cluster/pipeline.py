@@ -1,0 +1,125 @@
+"""The Serve deployment that supervises one pipeline. Tokens never pass through it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from specserve import config as configs
+from specserve import drafting
+from specserve.cluster.placement import plan
+from specserve.cluster.supervisor import Supervisor
+from specserve.config import Config
+from specserve.errors import ConfigError, Unavailable
+from specserve.transport.socket import Address
+from specserve.types import Health, ModelCard
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """What the launcher shows. `failure` says in words why the pipeline will never start."""
+
+    ready: bool
+    progress: dict[str, str]
+    failure: str | None
+    pids: dict[str, int]
+    health: Health
+
+
+class Pipeline:
+    """One replica is one pipeline: it creates coordinator and workers as its children and brings back what dies."""
+
+    def __init__(self, config_tree: dict[str, Any]) -> None:
+        self._config = configs.parse(config_tree)
+        self._supervisor: Supervisor | None = None
+        self._ready = asyncio.Event()
+        self._served = False
+        self._failure: str | None = None
+        self._life = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        try:
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            placement = plan(self._config, with_draft=_has_draft_worker(self._config), nodes=nodes)
+            self._supervisor = Supervisor(self._config, placement)
+            await self._supervisor.start()
+            self._served = True
+            self._ready.set()
+            await self._supervisor.watch()
+        except asyncio.CancelledError:
+            raise
+        except ConfigError as error:
+            self._fail(error.message)
+        except Exception as error:
+            log.exception("the pipeline failed")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, text: str) -> None:
+        self._failure = text
+        self._ready.set()
+
+    async def state(self) -> PipelineState:
+        """Cheap, never raises."""
+        supervisor = self._supervisor
+        return PipelineState(
+            ready=self._ready.is_set() and self._failure is None,
+            progress={} if supervisor is None else supervisor.progress,
+            failure=self._failure,
+            pids={"pipeline": os.getpid()} | ({} if supervisor is None else supervisor.pids),
+            health=await self.health(),
+        )
+
+    async def health(self) -> Health:
+        """As of the supervisor's last poll."""
+        if self._failure is not None:
+            return Health("dead", self._failure)
+        if self._supervisor is None:
+            return Health("starting", "placing the pipeline")
+        return self._supervisor.health
+
+    async def check_health(self) -> None:
+        """Serve replaces this replica, and with it the whole pipeline, when this raises."""
+        # A start that failed would fail again; the launcher and the ingress tell why.
+        if self._served and self._failure is not None:
+            raise Unavailable(self._failure)
+        if self._supervisor is not None:
+            self._supervisor.check()
+
+    async def connect_ingress(self, ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
+        """Wait until the pipeline serves, then open the way for one ingress. Raises Unavailable."""
+        return await (await self._serving()).connect_ingress(ingress_id, address)
+
+    async def metrics(self) -> str:
+        """Prometheus text of the coordinator."""
+        return await (await self._serving()).metrics()
+
+    async def drain(self) -> None:
+        """Take no new requests; those admitted go on."""
+        await (await self._serving()).drain()
+
+    async def stop(self) -> None:
+        """End the children. Idempotent."""
+        self._life.cancel()
+        if self._supervisor is not None:
+            supervisor, self._supervisor = self._supervisor, None
+            await supervisor.stop()
+
+    async def _serving(self) -> Supervisor:
+        await self._ready.wait()
+        if self._failure is not None or self._supervisor is None:
+            raise Unavailable(self._failure or "the pipeline is stopped")
+        return self._supervisor
+
+    async def __del__(self) -> None:
+        await self.stop()
+
+
+def _has_draft_worker(config: Config) -> bool:
+    return config.engine.depth > 0 and drafting.has_worker(config.draft)

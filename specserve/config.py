@@ -1,0 +1,179 @@
+"""The whole configuration as one frozen tree. A misspelt key is an error, never a silent default.
+
+YAML files use the same names as this tree; units are in the names. What is *derived* from a machine or a model
+(block counts, vocabulary size) is reported by the workers at start and never written back here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from specserve.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A part of the tree: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """Where a model comes from and how it is held."""
+
+    source: str = Field("demo", description="`demo`, a folder with safetensors weights, or a .gguf file")
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, …")
+    threads: int = Field(0, ge=0, description="CPU threads of the worker; 0 lets placement decide")
+    context_length: int | None = Field(None, ge=16, description="cap on the model's own context, in tokens")
+    kv_blocks: int | None = Field(None, ge=1, description="KV pages; None derives them from kv_memory_gib")
+    kv_memory_gib: float = Field(1.0, gt=0, description="memory for KV pages when kv_blocks is None")
+    allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
+    trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
+
+
+class DraftConfig(Section):
+    """Which speculator guesses, and with which model."""
+
+    speculator: str = Field("small_model", description="the name of a file in drafting/, or `none`")
+    model: ModelConfig = Field(default_factory=lambda: ModelConfig(kv_memory_gib=0.5))
+    dist: Literal["sparse", "dense"] = "sparse"
+    top_k: int = Field(64, ge=1, le=4096, description="support of a sparse draft dist")
+    ngram_max: int = Field(3, ge=1, le=32, description="ngram: longest suffix looked up")
+    ngram_min: int = Field(1, ge=1, le=32, description="ngram: shortest suffix looked up")
+
+    @model_validator(mode="after")
+    def _ngram_range(self) -> DraftConfig:
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"ngram_min {self.ngram_min} is above ngram_max {self.ngram_max}")
+        return self
+
+
+class EngineConfig(Section):
+    """Limits of one pipeline."""
+
+    depth: int = Field(4, ge=0, le=64, description="drafted tokens per request and round; 0 is plain decoding")
+    rule: str = Field("rejection", description="the name of a rule file in verification/")
+    max_requests: int = Field(32, ge=1, le=4096, description="requests decoding at once")
+    max_batch_tokens: int = Field(512, ge=2, description="positions in one target forward")
+    prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one request in one round, at most")
+    block_tokens: int = Field(16, ge=1, le=1024, description="positions in one KV block")
+    slots: int | None = Field(None, ge=1, description="draft slots; None is max_requests × depth")
+    queue_limit: int = Field(256, ge=0, description="requests waiting for a place before 429")
+    draft_wait_s: float = Field(2.0, gt=0, description="longest wait for a draft before a round goes on without it")
+    recovery_wait_s: float = Field(120.0, gt=0, description="longest wait for a lost verifier")
+
+    @model_validator(mode="after")
+    def _admissible(self) -> EngineConfig:
+        # Each decoding request needs one position in every round, and a prompt must still make progress beside them.
+        if self.max_batch_tokens < self.max_requests + 1:
+            raise ValueError(
+                f"max_batch_tokens {self.max_batch_tokens} can never hold max_requests {self.max_requests} decoding "
+                f"requests and one prompt token; raise max_batch_tokens to at least {self.max_requests + 1} "
+                f"or lower max_requests"
+            )
+        if self.depth + 1 > self.max_batch_tokens:
+            raise ValueError(
+                f"depth {self.depth} needs {self.depth + 1} positions for one request, "
+                f"but max_batch_tokens is {self.max_batch_tokens}"
+            )
+        if self.slots is not None and self.depth > self.slots:
+            raise ValueError(f"depth {self.depth} needs {self.depth} slots for one request, but slots is {self.slots}")
+        return self
+
+    @property
+    def slot_count(self) -> int:
+        """Slots in the pool: enough for every request at full depth unless fixed by `slots`."""
+        return self.slots if self.slots is not None else max(1, self.max_requests * self.depth)
+
+
+class ServerConfig(Section):
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    max_stop_strings: int = Field(4, ge=1)
+    max_stop_length: int = Field(256, ge=1, description="characters of one stop string")
+    default_max_tokens: int = Field(16, ge=1, description="answer length of /v1/completions when none is asked for")
+    request_timeout_s: float = Field(600.0, gt=0)
+
+
+class ClusterConfig(Section):
+    """How Ray hosts a pipeline."""
+
+    transport: Literal["socket", "ray"] = "socket"
+    placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
+    start_timeout_s: float = Field(600.0, gt=0)
+    heartbeat_s: float = Field(0.2, gt=0)
+    lost_after_s: float = Field(1.5, gt=0, description="silence after which a worker's process counts as lost")
+
+
+class Config(Section):
+    """The root."""
+
+    model_name: str | None = Field(None, description="name served to clients; None derives it from target.source")
+    target: ModelConfig = Field(default_factory=ModelConfig)
+    draft: DraftConfig = Field(default_factory=DraftConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    server: ServerConfig = Field(default_factory=ServerConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    log_format: Literal["text", "json"] = "text"
+
+    @property
+    def served_name(self) -> str:
+        """The model id that clients use."""
+        if self.model_name is not None:
+            return self.model_name
+        if self.target.source == "demo":
+            return "smollm2-135m-instruct"
+        return Path(self.target.source).stem.lower()
+
+
+def parse(data: object, where: str = "config") -> Config:
+    """Build a Config from plain data. Raises ConfigError that names each wrong key and value."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected a mapping of settings, found {type(data).__name__}")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{where}: {len(error.errors())} problem(s)"]
+        for problem in error.errors()[:10]:
+            place = ".".join(str(part) for part in problem["loc"]) or "(root)"
+            value = problem.get("input")
+            shown = f" (found {value!r})" if not isinstance(value, (dict, BaseModel)) else ""
+            lines.append(f"  {place}: {problem['msg']}{shown}")
+        raise ConfigError("\n".join(lines)) from None
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:
+    """Read a YAML file and lay dotted overrides such as {"engine.depth": 2} over it.
+
+    Raises ConfigError when the file is missing, is not YAML, or holds a wrong key or value.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    return parse(override({} if data is None else data, overrides or {}), where=str(path))
+
+
+def override(data: object, overrides: dict[str, Any]) -> object:
+    """Return `data` with dotted keys replaced, e.g. {"draft.speculator": "ngram"}. The input is left as it was."""
+    if not isinstance(data, dict):
+        return data
+    result: dict[str, Any] = dict(data)
+    for dotted, value in overrides.items():
+        parts = dotted.split(".")
+        here = result
+        for part in parts[:-1]:
+            below = here.get(part)
+            here[part] = dict(below) if isinstance(below, dict) else {}
+            here = here[part]
+        here[parts[-1]] = value
+    return result

@@ -1,0 +1,565 @@
+"""The owner of truth: requests, pools, rounds, commits, endings and failures of one pipeline.
+
+The engine is a state machine without threads, clocks or sockets of its own: `submit`, `cancel`, `receive` and
+`attach` change its state, `advance` sends what is due, `flush` hands deltas to the sink. One thread drives it.
+
+A round: admit and plan rows → ask the draft source → (push) → send chains to the verifier → (verdict) → cut at the
+ending, commit, rewind both KVs, emit deltas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from specserve.config import Config
+from specserve.coordinator.admission import check_request
+from specserve.coordinator.batches import CheckedRow, open_message, verify_message
+from specserve.coordinator.blocks import BlockPool
+from specserve.coordinator.depth import FixedDepth
+from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts, WorkerDrafts
+from specserve.coordinator.endings import cut
+from specserve.coordinator.limits import check_limits
+from specserve.coordinator.requests import RequestState, Stage, StopScan
+from specserve.coordinator.rounds import Round, Tally
+from specserve.coordinator.scheduler import Scheduler, TargetRow
+from specserve.coordinator.slots import SlotPool
+from specserve.coordinator.trie import NO_SLOT, Trie
+from specserve.errors import (
+    ChannelError,
+    InvalidField,
+    Overloaded,
+    PoolError,
+    ProtocolError,
+    SpecserveError,
+    Unavailable,
+    VerifierLost,
+)
+from specserve.metrics import EngineMetrics
+from specserve.text import Detokenizer, StopText, Tokenizer
+from specserve.transport import Arrived, Channel, PeerLost
+from specserve.transport.messages import Cannot, Close, Failed, Message, Push, Verdict
+from specserve.types import (
+    Delta,
+    Failure,
+    FinishReason,
+    Health,
+    PoolLevels,
+    Request,
+    RowId,
+    WorkerInfo,
+)
+
+Sink = Callable[[str, tuple[Delta, ...]], None]
+"""Takes all deltas of one owner since the last flush."""
+
+
+class Engine:
+    """One pipeline's coordinator. Not thread-safe: every call comes from the thread that drives it."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        target: WorkerInfo,
+        draft: WorkerInfo | None,
+        verifier: Channel,
+        drafter: Channel | None,
+        guesser: Guesser | None,
+        tokenizer: Tokenizer,
+        metrics: EngineMetrics,
+        sink: Sink,
+        life: int = 0,
+        draft_life: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigError when the workers' limits can never serve a request."""
+        check_limits(config.engine, target, draft)
+        self._config = config.engine
+        self._target = target
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._sink = sink
+        self._clock = clock
+        self._verifier: Channel | None = verifier
+        self._verifier_life = life
+        self._verifier_broken = False  # its channel refused a message
+        self._lost_since_s: float | None = None
+        self._slots = SlotPool(config.engine.slot_count)
+        self._blocks = BlockPool(target.blocks, target.block_tokens)
+        self._policy = FixedDepth(config.engine.depth, target.context_length, None)
+        self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(guesser)
+        self._speculating = guesser is not None
+        self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
+        self._states: dict[str, RequestState] = {}
+        self._by_row: dict[int, RequestState] = {}
+        self._outbox: dict[str, list[Delta]] = {}
+        self._next_row = 0
+        self._planned: list[TargetRow] | None = None  # rows that wait for the draft
+        self._draft_deadline_s = 0.0
+        self._round: Round | None = None  # rows that the verifier is computing
+        self._round_number = 0
+        self._round_began_s = 0.0
+        self._last_end_s: float | None = None  # end of the last round while there was always work
+        self._draining = False
+        self._dead: str | None = None
+        metrics.worker("target", True)
+        if drafter is not None and draft is not None:
+            self._attach_draft(drafter, draft_life, draft)
+
+    # ---- requests -------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, owner: str) -> None:
+        """Admit a request to the queue. Raises Overloaded, Unavailable or a RequestError; nothing is kept then."""
+        try:
+            self._check_request(request)
+        except SpecserveError as error:
+            self._metrics.rejected(error.code)
+            raise
+        row = RowId(self._next_row)
+        self._next_row += 1
+        scan = StopScan(Detokenizer(self._tokenizer), StopText(request.stop)) if request.stop else None
+        state = RequestState(
+            row=row,
+            request=request,
+            owner=owner,
+            trie=Trie(self._slots),
+            arrived_s=self._clock(),
+            tokens=list(request.prompt),
+            stop_scan=scan,
+        )
+        self._states[request.id] = state
+        self._by_row[row] = state
+        self._scheduler.waiting.append(state)
+
+    def _check_request(self, request: Request) -> None:
+        if self._dead is not None:
+            raise Unavailable(f"{self._dead}; it is being replaced")
+        if self._draining:
+            raise Unavailable("the server is draining and takes no new requests; try another replica")
+        if request.id in self._states:
+            raise InvalidField(f"a request with id {request.id!r} is already running", param="request_id")
+        check_request(request, self._config, self._target)
+        places = max(0, self._config.max_requests - len(self._scheduler.running))
+        if len(self._scheduler.waiting) >= self._config.queue_limit + places:
+            raise Overloaded(f"the queue is full ({self._config.queue_limit} requests wait); try again later")
+
+    def cancel(self, request_id: str) -> None:
+        """The client is gone: end the request and release what it holds. Unknown ids are ignored."""
+        state = self._states.get(request_id)
+        if state is not None:
+            self._end(state, "abort")
+
+    def cancel_owner(self, owner: str) -> None:
+        """An ingress is gone: cancel everything that it brought."""
+        for state in [state for state in self._states.values() if state.owner == owner]:
+            self._end(state, "abort")
+        self._outbox.pop(owner, None)
+
+    def abandon(self, reason: str) -> None:
+        """The books can no longer be trusted: tell every client, touch no pool, and serve nobody from now on."""
+        self._dead = reason
+        failure = Failure(500, SpecserveError.code, reason)
+        for state in self._states.values():
+            delta = Delta(state.request.id, (), finish="error", stats=state.stats(self._clock()), failure=failure)
+            self._outbox.setdefault(state.owner, []).append(delta)
+        self._states.clear()
+        self._by_row.clear()
+
+    def drain(self) -> None:
+        """Take no new requests; those admitted go on."""
+        self._draining = True
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._states)
+
+    # ---- messages -------------------------------------------------------------------------------------------
+
+    def receive(self, item: Arrived | PeerLost) -> None:
+        """Take in what a worker sent, or that it is gone. Old lives and impossible messages are dropped, counted."""
+        life = self._verifier_life if item.peer == "target" else self._draft_life
+        if item.life != life or self._dead is not None:
+            self._metrics.dropped("old_life")
+            return
+        if isinstance(item, PeerLost):
+            self._lose(item.peer)
+            return
+        try:
+            if item.peer == "target":
+                self._from_target(item.message)
+            elif isinstance(self._drafts, WorkerDrafts):
+                self._from_draft(self._drafts, item.message)
+        except ProtocolError:
+            # A worker that breaks the protocol cannot be trusted with the round: treat it as lost, nobody waits.
+            self._metrics.dropped("protocol")
+            self._lose(item.peer)
+
+    def _from_target(self, message: Message) -> None:
+        match message:
+            case Verdict():
+                self._commit(message)
+            case Failed():
+                self._fail_rows(message)
+            case Cannot():
+                self._cannot(message)
+            case _:
+                raise ProtocolError(f"the verifier sent {type(message).__name__}")
+
+    @staticmethod
+    def _from_draft(drafts: WorkerDrafts, message: Message) -> None:
+        match message:
+            case Push():
+                drafts.receive(message)
+            case Failed():
+                drafts.failed(message)
+            case _:
+                raise ProtocolError(f"the draft worker sent {type(message).__name__}")
+
+    @property
+    def _draft_life(self) -> int | None:
+        return self._drafts.life if isinstance(self._drafts, WorkerDrafts) else None
+
+    # ---- rounds ---------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Send what is due now. Call after every change, and when `deadline_s` has passed."""
+        if self._dead is not None:
+            return
+        self._advance()
+        while self._lose_broken():
+            self._advance()
+
+    def _lose_broken(self) -> bool:
+        """Treat workers whose channel refused a message as lost. True when there was one."""
+        broken = isinstance(self._drafts, WorkerDrafts) and self._drafts.broken
+        if broken:
+            self._lose("draft")
+        if self._verifier_broken:
+            self._verifier_broken = False
+            self._lose("target")
+            broken = True
+        return broken
+
+    def _advance(self) -> None:
+        if self._round is not None:
+            return
+        if self._planned is not None:
+            late = self._clock() >= self._draft_deadline_s
+            if isinstance(self._drafts, WorkerDrafts) and self._drafts.waiting and not late:
+                return
+            rows, self._planned = self._planned, None
+            if late and isinstance(self._drafts, WorkerDrafts) and self._drafts.waiting:
+                self._metrics.dropped("draft_wait")
+            if self._verify(rows):
+                return
+        if self._verifier is None:
+            self._give_up_on_verifier()
+            return
+        self._plan()
+
+    def _plan(self) -> None:
+        now = self._clock()
+        self._round_began_s = now if self._last_end_s is None else self._last_end_s
+        self._scheduler.admit(now)
+        rows = self._scheduler.plan()
+        if not rows:
+            self._last_end_s = None
+            return
+        if self._drafts.begin(rows):
+            self._planned = rows
+            self._draft_deadline_s = now + self._config.draft_wait_s
+        else:
+            self._verify(rows)
+
+    def _verify(self, rows: list[TargetRow]) -> bool:
+        """Send the rows that are still wanted, each with the chain that its trie holds now. False when none is."""
+        if self._verifier is None:
+            return False
+        checked = []
+        for row in rows:
+            if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start:
+                chain = row.state.trie.chain(row.depth) if row.due else []
+                checked.append(CheckedRow(row, row.state.epoch, len(row.state.tokens), chain))
+        if not checked:
+            return False
+        self._round_number += 1
+        self._round = Round(self._round_number, checked, self._round_began_s)
+        for entry in checked:
+            state = entry.row.state
+            state.in_flight = True
+            self._slots.retain(self._slots_of(entry))
+            if state.target_opened != (self._verifier_life, entry.epoch):
+                state.target_opened = (self._verifier_life, entry.epoch)
+                self._send_target(open_message(state, self._config.rule))
+        self._send_target(verify_message(self._round_number, checked))
+        return True
+
+    def _send_target(self, message: Message) -> None:
+        if self._verifier is None:
+            return
+        try:
+            self._verifier.send(message)
+        except ChannelError:
+            self._verifier_broken = True
+
+    @staticmethod
+    def _slots_of(entry: CheckedRow) -> list[int]:
+        return [link.slot for link in entry.chain if link.slot != NO_SLOT]
+
+    def _close_round(self, current: Round) -> None:
+        """Drop the batch's own references; release requests that ended while it was computed."""
+        self._round = None
+        for entry in current.rows:
+            self._slots.free(self._slots_of(entry))
+            state = entry.row.state
+            state.in_flight = False
+            if state.stage is Stage.ENDED:
+                self._release_target(state)
+
+    def _commit(self, verdict: Verdict) -> None:
+        current = self._round
+        if current is None or verdict.round != current.number:
+            raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
+        current.check(verdict, self._target.vocab_size)
+        self._close_round(current)
+        tally = Tally()
+        for entry, kept, token in zip(current.rows, verdict.kept.tolist(), verdict.next.tolist(), strict=True):
+            state = entry.row.state
+            if state.stage is not Stage.RUNNING or state.epoch != entry.epoch:
+                self._metrics.wasted("cancelled", len(entry.chain))
+            elif not entry.row.due:
+                state.target_cached = entry.row.start + entry.row.feed
+            else:
+                self._commit_row(entry, kept, token, tally)
+        self._finish_round(current, verdict, tally)
+
+    def _commit_row(self, entry: CheckedRow, kept: int, token: int, tally: Tally) -> None:
+        state = entry.row.state
+        offered = len(entry.chain)
+        emitted = [link.token for link in entry.chain[:kept]] + [token]
+        ending = cut(state, emitted, self._end_tokens, self._target.context_length)
+        tokens = emitted[: ending.length]
+        committed_kept = min(kept, ending.length)
+        state.count_round(offered, committed_kept)
+        tally.add(offered, committed_kept, ending.length - committed_kept)
+        self._metrics.wasted("rejected", offered - kept)
+        self._metrics.wasted("stop", kept - committed_kept)
+        state.tokens.extend(tokens)
+        if state.first_token_s is None and tokens:
+            state.first_token_s = self._clock()
+        if ending.finish is None:
+            state.target_cached = len(state.tokens) - 1
+            self._blocks.rewind(state.target_table, state.target_cached)
+            self._drafts.committed(state, tokens)
+            self._emit(state, Delta(state.request.id, tuple(tokens), committed_kept, offered))
+        else:
+            self._end(state, ending.finish, tokens, committed_kept, offered, ending.stop_reason)
+
+    @property
+    def _end_tokens(self) -> frozenset[int]:
+        return self._tokenizer.end_tokens
+
+    def _finish_round(self, current: Round, verdict: Verdict, tally: Tally) -> None:
+        now = self._clock()
+        draft_busy = self._drafts.busy_s if isinstance(self._drafts, WorkerDrafts) else 0.0
+        self._metrics.round(current.stats(verdict, tally, draft_busy, now))
+        self._metrics.levels(self.levels())
+        self._last_end_s = now
+
+    def _fail_rows(self, failure: Failed) -> None:
+        """The rows at fault end in an error; the others of that batch are simply planned again."""
+        current = self._round
+        if current is None or failure.batch != current.number:
+            raise ProtocolError(f"failure of round {failure.batch}, which is not in flight")
+        named = set(failure.rows.tolist())
+        self._close_round(current)
+        for entry in current.rows:
+            state = entry.row.state
+            if state.stage is Stage.RUNNING and (not named or state.row in named):
+                self._end(state, "error", failure=Failure(500, "internal_error", failure.reason))
+
+    def _cannot(self, message: Cannot) -> None:
+        """Rows that the verifier cannot continue are fed again from what it covers."""
+        current = self._round
+        if current is None or message.batch != current.number:
+            raise ProtocolError(f"cannot for round {message.batch}, which is not in flight")
+        self._close_round(current)
+        for row, epoch, covered in zip(
+            message.rows.tolist(), message.epochs.tolist(), message.covered.tolist(), strict=True
+        ):
+            state = self._by_row.get(row)
+            if state is not None and state.stage is Stage.RUNNING and state.epoch == epoch:
+                state.target_cached = min(covered, state.target_cached)
+
+    # ---- ends -----------------------------------------------------------------------------------------------
+
+    def _end(
+        self,
+        state: RequestState,
+        finish: FinishReason,
+        tokens: Sequence[int] = (),
+        kept: int = 0,
+        offered: int = 0,
+        stop_reason: int | str | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        """The one way out of every admitted request: its last delta, and back goes all that it held."""
+        if state.stage is Stage.ENDED:
+            return
+        self._scheduler.remove(state)
+        del self._states[state.request.id]
+        del self._by_row[state.row]
+        self._drafts.forget(state)
+        if not state.in_flight:
+            self._release_target(state)
+        stats = state.stats(self._clock())
+        self._metrics.ended(finish, stats)
+        self._emit(state, Delta(state.request.id, tuple(tokens), kept, offered, finish, stop_reason, stats, failure))
+
+    def _release_target(self, state: RequestState) -> None:
+        self._blocks.clear(state.target_table)
+        if state.target_opened is not None and state.target_opened[0] == self._verifier_life:
+            state.target_opened = None
+            self._send_target(Close(state.row))
+
+    def _preempted(self, state: RequestState) -> None:
+        """The scheduler took this request's place away: void its caches; its committed tokens refill it later."""
+        state.epoch += 1
+        state.target_cached = 0
+        self._blocks.clear(state.target_table)
+        self._drafts.forget(state)
+        self._metrics.preempted()
+
+    def _emit(self, state: RequestState, delta: Delta) -> None:
+        self._outbox.setdefault(state.owner, []).append(delta)
+
+    def refuse(self, owner: str, delta: Delta) -> None:
+        """Tell an owner that its request was never admitted."""
+        self._outbox.setdefault(owner, []).append(delta)
+
+    def flush(self) -> None:
+        """Hand every owner its deltas since the last flush, in one go each."""
+        if self._outbox:
+            outbox, self._outbox = self._outbox, {}
+            for owner, deltas in outbox.items():
+                self._sink(owner, tuple(deltas))
+
+    # ---- workers that come and go ---------------------------------------------------------------------------
+
+    def attach(self, role: str, channel: Channel, life: int, info: WorkerInfo) -> None:
+        """A worker (re)joins with a new life; what it lacks is fed in the following rounds."""
+        if role == "target":
+            if self._verifier is not None:
+                self._lose("target")
+            check_limits(self._config, info, None)
+            if info.blocks != self._target.blocks:
+                raise PoolError(
+                    f"the restarted verifier has {info.blocks} blocks, the one before had {self._target.blocks}; "
+                    f"set target.kv_blocks so that they agree"
+                )
+            self._verifier, self._verifier_life = channel, life
+            self._lost_since_s = None
+            self._metrics.worker("target", True)
+        else:
+            self._lose("draft")
+            self._attach_draft(channel, life, info)
+
+    def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
+        self._policy = FixedDepth(self._config.depth, self._target.context_length, info.context_length)
+        self._drafts = WorkerDrafts(self._config, info, channel, life, self._slots, self._policy, self._metrics)
+        self._speculating = True
+        self._metrics.worker("draft", True)
+
+    def _lose(self, peer: str) -> None:
+        if peer == "target":
+            self._lose_verifier()
+        elif isinstance(self._drafts, WorkerDrafts):
+            lost, self._drafts = self._drafts, NoDrafts()
+            lost.lose(list(self._states.values()))
+            self._speculating = False
+            self._metrics.worker("draft", False)
+
+    def _lose_verifier(self) -> None:
+        """Its KV is void: every request waits, bounded, and is refilled from its committed tokens."""
+        if self._verifier is None:
+            return
+        verifier, self._verifier = self._verifier, None
+        self._lost_since_s = self._clock()
+        self._metrics.worker("target", False)
+        if self._round is not None:
+            self._close_round(self._round)
+        self._planned = None
+        for state in self._states.values():
+            state.target_cached = 0
+            state.target_opened = None
+        verifier.close()
+
+    def _give_up_on_verifier(self) -> None:
+        if self._lost_since_s is None or self._clock() < self._lost_since_s + self._config.recovery_wait_s:
+            return
+        error = VerifierLost(f"the verifier did not come back within {self._config.recovery_wait_s:g} s")
+        for state in list(self._states.values()):
+            self._end(state, "error", failure=Failure(error.status, error.code, error.message))
+
+    # ---- what others may know -------------------------------------------------------------------------------
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The clock time at which `advance` must be called even if nothing arrives."""
+        if self._dead is not None:
+            return None
+        if self._planned is not None and self._round is None:
+            return self._draft_deadline_s
+        if self._verifier is None and self._lost_since_s is not None and self._states:
+            return self._lost_since_s + self._config.recovery_wait_s
+        return None
+
+    def _depth_of(self, state: RequestState) -> int:
+        return self._policy.of(state)
+
+    def levels(self) -> PoolLevels:
+        """How full the pools are."""
+        draft = self._drafts.blocks if isinstance(self._drafts, WorkerDrafts) else None
+        return PoolLevels(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            slots_held=self._slots.held_count,
+            slots_capacity=self._slots.capacity,
+            target_blocks_held=self._blocks.held_count,
+            target_blocks_capacity=self._blocks.capacity,
+            draft_blocks_held=0 if draft is None else draft.held_count,
+            draft_blocks_capacity=0 if draft is None else draft.capacity,
+        )
+
+    def health(self) -> Health:
+        """What a health check should say."""
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        if self._dead is not None:
+            return Health("dead", self._dead, running, waiting)
+        if self._draining:
+            return Health("draining", "", running, waiting)
+        if self._verifier is None:
+            return Health("starting", "the verifier is being restarted", running, waiting)
+        if self._config.depth > 0 and not self._speculating:
+            return Health("degraded", "speculation is off: the draft worker is away", running, waiting)
+        return Health("ok", "", running, waiting)
+
+    def check(self) -> None:
+        """Prove invariants I2 and I3 for the state between two events. Raises PoolError."""
+        self._slots.check()
+        self._blocks.check()
+        if isinstance(self._drafts, WorkerDrafts):
+            self._drafts.blocks.check()
+        for state in self._states.values():
+            if not 0 <= state.target_cached < len(state.tokens):
+                raise PoolError(f"request {state.request.id}: {state.target_cached} of {len(state.tokens)} cached")
+            if self._blocks.needed(state.target_cached) > len(state.target_table):
+                raise PoolError(f"request {state.request.id}: its blocks do not cover what is cached")
+        levels = self.levels()
+        planning = self._planned is not None or (isinstance(self._drafts, WorkerDrafts) and self._drafts.waiting)
+        if not self._states and self._round is None and not planning:
+            held = levels.slots_held + levels.target_blocks_held + levels.draft_blocks_held
+            if held:
+                raise PoolError(f"idle, but still held: {levels}")

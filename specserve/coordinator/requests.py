@@ -1,0 +1,99 @@
+"""What the coordinator knows of one request. Workers hold copies that may vanish; this is the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from specserve.coordinator.trie import Trie
+from specserve.text import Detokenizer, StopText
+from specserve.types import Request, RequestStats, RowId
+
+
+class Stage(Enum):
+    """Where a request stands. A request moves WAITING → RUNNING (→ WAITING when preempted) → ENDED, once."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class StopScan:
+    """Incremental text of a request that has stop strings."""
+
+    detokenizer: Detokenizer
+    stops: StopText
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One admitted request.
+
+    tokens are committed. The newest one is never in a worker's KV: between rounds the target covers
+    target_cached ≤ len(tokens) − 1 positions, and exactly that many once the prompt is in (invariant I2).
+    draft_cached is what the draft worker covers; it may lag.
+    """
+
+    row: RowId
+    request: Request
+    owner: str
+    trie: Trie
+    arrived_s: float
+    tokens: list[int]
+    stop_scan: StopScan | None
+    stage: Stage = Stage.WAITING
+    epoch: int = 0
+    target_cached: int = 0
+    draft_cached: int = 0
+    target_table: list[int] = field(default_factory=list)
+    draft_table: list[int] = field(default_factory=list)
+    target_opened: tuple[int, int] | None = None  # (life, epoch) that the verifier was told of
+    draft_opened: tuple[int, int] | None = None
+    in_flight: bool = False  # named by the batch that the verifier is computing
+    started_s: float | None = None
+    first_token_s: float | None = None
+    rounds: int = 0
+    drafted: int = 0
+    kept: int = 0
+    histogram: list[int] = field(default_factory=list)
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that max_tokens still allows."""
+        return self.request.max_tokens - self.generated
+
+    @property
+    def decoding(self) -> bool:
+        """Everything but the newest token is cached: the next row is a decode row."""
+        return self.target_cached == len(self.tokens) - 1
+
+    def count_round(self, offered: int, kept: int) -> None:
+        """Book one round that made tokens."""
+        self.rounds += 1
+        self.drafted += offered
+        self.kept += kept
+        if len(self.histogram) <= kept:
+            self.histogram.extend([0] * (kept + 1 - len(self.histogram)))
+        self.histogram[kept] += 1
+
+    def stats(self, now_s: float) -> RequestStats:
+        """The request's costs as of now."""
+        started = now_s if self.started_s is None else self.started_s
+        first = now_s if self.first_token_s is None else self.first_token_s
+        return RequestStats(
+            prompt_tokens=len(self.request.prompt),
+            generated_tokens=self.generated,
+            rounds=self.rounds,
+            drafted_tokens=self.drafted,
+            kept_tokens=self.kept,
+            histogram=tuple(self.histogram),
+            queue_s=started - self.arrived_s,
+            first_token_s=first - self.arrived_s,
+            total_s=now_s - self.arrived_s,
+        )

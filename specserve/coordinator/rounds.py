@@ -1,0 +1,76 @@
+"""A round in flight, and its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specserve.coordinator.batches import CheckedRow
+from specserve.errors import ProtocolError
+from specserve.transport.messages import Verdict
+from specserve.types import RoundStats
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the decode rows of one round made."""
+
+    drafted_at: list[int] = field(default_factory=list)
+    kept_at: list[int] = field(default_factory=list)
+    correction: int = 0
+    bonus: int = 0
+    plain: int = 0
+
+    def add(self, offered: int, kept: int, own: int) -> None:
+        """One row: `offered` drafts, the first `kept` committed, and `own` (0 or 1) tokens of the target itself."""
+        if len(self.drafted_at) < offered:
+            grow = [0] * (offered - len(self.drafted_at))
+            self.drafted_at += grow
+            self.kept_at += grow
+        for position in range(offered):
+            self.drafted_at[position] += 1
+            self.kept_at[position] += position < kept
+        if offered == 0:
+            self.plain += own
+        elif kept == offered:
+            self.bonus += own
+        else:
+            self.correction += own
+
+
+@dataclass(slots=True)
+class Round:
+    """The batch that the verifier is computing."""
+
+    number: int
+    rows: list[CheckedRow]
+    began_s: float
+
+    def check(self, verdict: Verdict, vocab_size: int) -> None:
+        """Raise ProtocolError unless the verdict answers exactly these rows with possible values (invariant I1)."""
+        if verdict.rows.tolist() != [entry.row.state.row for entry in self.rows]:
+            raise ProtocolError(f"verdict for round {self.number} names other rows than the round")
+        if verdict.kept.shape != verdict.rows.shape or verdict.next.shape != verdict.rows.shape:
+            raise ProtocolError(f"verdict for round {self.number} has columns of unequal length")
+        for entry, kept, token in zip(self.rows, verdict.kept.tolist(), verdict.next.tolist(), strict=True):
+            if not 0 <= kept <= len(entry.chain):
+                raise ProtocolError(f"{kept} tokens kept of a chain of {len(entry.chain)}")
+            if entry.row.due and not 0 <= token < vocab_size:
+                raise ProtocolError(f"token {token} is outside the vocabulary of {vocab_size}")
+
+    def stats(self, verdict: Verdict, tally: Tally, draft_busy_s: float, now_s: float) -> RoundStats:
+        """The round's numbers once it is committed."""
+        prefill = sum(entry.row.feed - entry.row.due for entry in self.rows)
+        return RoundStats(
+            rows=len(self.rows),
+            positions=sum(entry.row.feed + len(entry.chain) for entry in self.rows),
+            prefill_tokens=prefill,
+            wall_s=now_s - self.began_s,
+            draft_busy_s=draft_busy_s,
+            forward_s=verdict.forward_s,
+            sampling_s=verdict.sampling_s,
+            drafted_at=tuple(tally.drafted_at),
+            kept_at=tuple(tally.kept_at),
+            correction=tally.correction,
+            bonus=tally.bonus,
+            plain=tally.plain,
+        )

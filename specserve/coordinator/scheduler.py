@@ -1,0 +1,133 @@
+"""Who takes part in the next round, with how many positions.
+
+Everything is a feed: a row writes committed tokens that a worker lacks and, where these end at the newest token, asks
+for the next one. Decode rows come first and always get their one position; prompts get a reserved share beside them,
+in order of admission, so neither starves the other. When KV blocks run short, drafts go first, then the youngest
+request gives its blocks back and waits to be refilled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specserve.config import EngineConfig
+from specserve.coordinator.blocks import BlockPool
+from specserve.coordinator.requests import RequestState, Stage
+
+
+@dataclass(slots=True)
+class TargetRow:
+    """One request's share of a target forward: tokens[start : start + feed] and, when due, up to `depth` drafts."""
+
+    state: RequestState
+    start: int
+    feed: int
+    depth: int
+
+    @property
+    def due(self) -> bool:
+        """The feed ends at the newest committed token."""
+        return self.start + self.feed == len(self.state.tokens)
+
+
+class Scheduler:
+    """Queues and plans; it decides, the engine acts."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        blocks: BlockPool,
+        depth_of: Callable[[RequestState], int],
+        preempt: Callable[[RequestState], None],
+    ) -> None:
+        self._config = config
+        self._blocks = blocks
+        self._depth_of = depth_of
+        self._preempt = preempt
+        self.waiting: deque[RequestState] = deque()
+        self.running: list[RequestState] = []  # in order of admission: the last one is the youngest
+
+    def admit(self, now_s: float) -> None:
+        """Move requests from the queue to running, first come first served, while rows and blocks allow."""
+        promised = sum(self._missing(state) for state in self.running if not state.decoding)
+        while self.waiting and len(self.running) < self._config.max_requests:
+            state = self.waiting[0]
+            wanted = self._blocks.needed(len(state.tokens) + 1)
+            if self.running and wanted > self._blocks.free_count - promised:
+                return
+            promised += wanted
+            self.waiting.popleft()
+            state.stage = Stage.RUNNING
+            if state.started_s is None:
+                state.started_s = now_s
+            self.running.append(state)
+
+    def _missing(self, state: RequestState) -> int:
+        return max(0, self._blocks.needed(len(state.tokens) + 1) - len(state.target_table))
+
+    def plan(self) -> list[TargetRow]:
+        """The rows of the next round, their blocks allocated; may preempt the youngest to make room."""
+        rows: list[TargetRow] = []
+        decoding = [state for state in self.running if state.decoding]
+        share = self._depth_share(len(decoding))
+        for state in decoding:
+            if state.stage is Stage.RUNNING:
+                self._add_decode(rows, state, min(share, self._depth_of(state)))
+        budget = self._config.max_batch_tokens - sum(row.feed + row.depth for row in rows)
+        for state in list(self.running):
+            if budget <= 0:
+                break
+            if state.stage is Stage.RUNNING and not state.decoding:
+                budget -= self._add_feed(rows, state, min(budget, self._config.prefill_chunk))
+        return [row for row in rows if row.state.stage is Stage.RUNNING]
+
+    def _depth_share(self, decoding: int) -> int:
+        """The same cap on depth for every decode row, after a share is set aside for prompts that wait."""
+        if not decoding:
+            return 0
+        left = self._config.max_batch_tokens - decoding
+        if len(self.running) > decoding:
+            left -= min(self._config.prefill_chunk, left)
+        return left // decoding
+
+    def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int) -> None:
+        length = len(state.tokens)
+        if not self._blocks.cover(state.target_table, length + depth):
+            depth = 0
+            if not self._make_room(state, length):
+                return
+        rows.append(TargetRow(state, state.target_cached, 1, depth))
+
+    def _add_feed(self, rows: list[TargetRow], state: RequestState, budget: int) -> int:
+        lacking = len(state.tokens) - state.target_cached
+        feed = min(budget, lacking)
+        if not self._make_room(state, state.target_cached + feed):
+            return 0
+        rows.append(TargetRow(state, state.target_cached, feed, 0))
+        return feed
+
+    def _make_room(self, state: RequestState, positions: int) -> bool:
+        """Cover `positions`, preempting the youngest while blocks lack. False when `state` itself had to go."""
+        while not self._blocks.cover(state.target_table, positions):
+            victim = self.running[-1]
+            self.preempt(victim)
+            if victim is state:
+                return False
+        return True
+
+    def preempt(self, state: RequestState) -> None:
+        """Take a running request's cache away and put it in front of the queue; its committed tokens stay."""
+        self.running.remove(state)
+        state.stage = Stage.WAITING
+        self._preempt(state)
+        self.waiting.appendleft(state)
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a request that has ended."""
+        if state.stage is Stage.RUNNING:
+            self.running.remove(state)
+        elif state.stage is Stage.WAITING:
+            self.waiting.remove(state)
+        state.stage = Stage.ENDED

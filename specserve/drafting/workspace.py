@@ -1,0 +1,107 @@
+"""The draft worker's slots: tensors allocated once, at start, addressed by the slot ids that the coordinator leases.
+
+A slot holds the dist that its drafted token was drawn from and, where the speculator asks for it, a hidden state.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from specserve.errors import ProtocolError
+from specserve.sampling import wire
+from specserve.sampling.dists import draw
+from specserve.transport.messages import Array, Dists
+
+
+class DistStore(Protocol):
+    """Dists by slot, in the form in which they are shipped. Slots are int64 [m] on the store's device."""
+
+    def put(self, slots: torch.Tensor, dist: torch.Tensor) -> None:
+        """Truncate and round dist [m, V], and keep it."""
+        ...
+
+    def draw(self, slots: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """One token per slot, int64 [m], drawn from exactly what is kept there, by uniforms [m]."""
+        ...
+
+    def ship(self, slots: torch.Tensor) -> Dists:
+        """What is kept in these slots, one row each."""
+        ...
+
+
+class SparseDists:
+    """The k likeliest ids of each dist: 6 k bytes per slot."""
+
+    def __init__(self, slots: int, k: int, device: torch.device) -> None:
+        self._ids = torch.zeros(slots, k, dtype=torch.int32, device=device)
+        self._probs = torch.zeros(slots, k, dtype=torch.float16, device=device)
+
+    def put(self, slots: torch.Tensor, dist: torch.Tensor) -> None:
+        """Truncate and round dist [m, V], and keep it."""
+        self._ids[slots], self._probs[slots] = wire.sparsify(dist, self._ids.shape[1])
+
+    def draw(self, slots: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """One token per slot, drawn from what is kept there."""
+        picked = draw(wire.normalise(self._probs[slots]), noise)
+        return self._ids[slots].gather(1, picked[:, None]).squeeze(1).long()
+
+    def ship(self, slots: torch.Tensor) -> Dists:
+        """What is kept in these slots."""
+        return wire.encode_sparse(self._ids[slots], self._probs[slots])
+
+
+class DenseDists:
+    """Whole dists: 2 V bytes per slot."""
+
+    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+        self._probs = torch.zeros(slots, vocab_size, dtype=torch.float16, device=device)
+
+    def put(self, slots: torch.Tensor, dist: torch.Tensor) -> None:
+        """Round dist [m, V] and keep its part below the shared vocabulary's end; there is no mass above."""
+        self._probs[slots] = dist[:, : self._probs.shape[1]].half()
+
+    def draw(self, slots: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """One token per slot, drawn from what is kept there."""
+        return draw(wire.normalise(self._probs[slots]), noise)
+
+    def ship(self, slots: torch.Tensor) -> Dists:
+        """What is kept in these slots."""
+        return wire.encode_dense(self._probs[slots])
+
+
+class Workspace:
+    """All slots of one draft worker. hidden_size 0 keeps no hidden states."""
+
+    def __init__(self, slots: int, dists: DistStore, device: torch.device, hidden_size: int = 0) -> None:
+        self._slots = slots
+        self._device = device
+        self._dists = dists
+        self._hidden = torch.zeros(slots, hidden_size, device=device)
+
+    def put(self, slots: Array, dist: torch.Tensor) -> None:
+        """Keep dist [m, V] at slots [m]. Raises ProtocolError for a slot that there is not."""
+        self._dists.put(self._checked(slots), dist)
+
+    def draw(self, slots: Array, noise: torch.Tensor) -> torch.Tensor:
+        """One token per slot, int64 [m], drawn from what is kept there. Raises ProtocolError likewise."""
+        return self._dists.draw(self._checked(slots), noise.to(self._device))
+
+    def ship(self, slots: Array) -> Dists:
+        """The kept dists of slots [m] as bytes, in that order. Raises ProtocolError likewise."""
+        return self._dists.ship(self._checked(slots))
+
+    def put_hidden(self, slots: Array, hidden: torch.Tensor) -> None:
+        """Scatter hidden states [m, hidden_size] to slots [m]. Raises ProtocolError likewise."""
+        self._hidden[self._checked(slots)] = hidden.to(self._hidden)
+
+    def hidden(self, slots: Array) -> torch.Tensor:
+        """Gather hidden states float32 [m, hidden_size] of slots [m]. Raises ProtocolError likewise."""
+        return self._hidden[self._checked(slots)]
+
+    def _checked(self, slots: Array) -> torch.Tensor:
+        if len(slots) and (slots.min() < 0 or slots.max() >= self._slots):
+            raise ProtocolError(f"slots {slots.tolist()} are not all among the workspace's {self._slots}")
+        return torch.from_numpy(slots.astype(np.int64)).to(self._device)

@@ -1,0 +1,300 @@
+"""The same engine with no Ray and no server: both workers in this process, for notebooks, tests and a debugger.
+
+    with LocalEngine() as engine:
+        print(engine.generate(["Once upon a time"], max_tokens=40)[0].text)
+
+One background thread drives the coordinator and, through local channels, both workers in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+from specserve import config as configs
+from specserve import drafting
+from specserve.config import Config
+from specserve.coordinator.drafts import Guesser
+from specserve.coordinator.engine import Engine
+from specserve.coordinator.loop import Loop
+from specserve.errors import SpecserveError, Unavailable
+from specserve.metrics import EngineMetrics
+from specserve.text import StopText, Tokenizer
+from specserve.transport import Mailbox, Worker
+from specserve.transport.local import LocalChannel
+from specserve.types import (
+    Delta,
+    FinishReason,
+    Health,
+    ModelCard,
+    PoolLevels,
+    Request,
+    RequestId,
+    RequestStats,
+    Sampling,
+    WorkerInfo,
+)
+
+_OWNER = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished answer."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is made of, loaded and ready. `draft` is None without a draft worker."""
+
+    verifier: Worker
+    target: WorkerInfo
+    draft_worker: Worker | None
+    draft: WorkerInfo | None
+    guesser: Guesser | None
+    tokenizer: Tokenizer
+
+
+def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None) -> Parts:
+    """Load both models and check that they fit together. Raises ConfigError."""
+    from specserve.models.loading import prepare
+    from specserve.models.vocabulary import check
+    from specserve.verification import verifier as verification
+
+    folder = prepare(config.target, progress, role="target")
+    progress("loading the target")
+    verifier, target = verification.build(config)
+    draft_worker, draft = None, None
+    if config.engine.depth > 0 and drafting.has_worker(config.draft):
+        from specserve.drafting import worker as draft_workers
+
+        draft_folder = prepare(config.draft.model, progress, role="draft")
+        progress("loading the draft")
+        draft_worker, draft = draft_workers.build(config)
+        check(folder, draft_folder, target.vocab_size, draft.vocab_size)
+    return Parts(verifier, target, draft_worker, draft, drafting.guesser_of(config.draft), Tokenizer.load(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """Requests on their way in, who hears of them, and the ids of those that were admitted."""
+
+    requests: Sequence[Request]
+    receive: Callable[[Delta], None]
+    admitted: list[RequestId] = field(default_factory=list)
+
+
+class LocalEngine:
+    """A whole pipeline in this process; an `EngineClient` for the HTTP room, and a plain object for everybody else."""
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any] | Path | None = None,
+        *,
+        progress: Callable[[str], None] = lambda _: None,
+        parts: Parts | None = None,
+    ) -> None:
+        """config is a Config, plain data with the same names, a YAML file, or None for the demo pair.
+
+        parts takes workers that are already loaded. Raises ConfigError.
+        """
+        self.config = _as_config(config)
+        parts = load_parts(self.config, progress) if parts is None else parts
+        self.tokenizer = parts.tokenizer
+        self._metrics = EngineMetrics(self.config.served_name, max_depth=self.config.engine.depth)
+        self._receivers: dict[str, Callable[[Delta], None]] = {}
+        self._numbers = itertools.count()
+        self._closed = False
+        mailbox = Mailbox()
+        drafter = None if parts.draft_worker is None else LocalChannel(parts.draft_worker, mailbox, "draft")
+        self._engine = Engine(
+            self.config,
+            target=parts.target,
+            draft=parts.draft,
+            verifier=LocalChannel(parts.verifier, mailbox, "target"),
+            drafter=drafter,
+            guesser=parts.guesser,
+            tokenizer=parts.tokenizer,
+            metrics=self._metrics,
+            sink=self._deliver,
+        )
+        self._mailbox = mailbox
+        self._loop = Loop(self._engine, mailbox)
+        self._loop.start()
+        self.card = ModelCard(
+            name=self.config.served_name,
+            created=int(time.time()),
+            context_length=parts.target.context_length,
+            vocab_size=parts.target.vocab_size,
+            max_depth=self.config.engine.depth,
+            speculator=self.config.draft.speculator,
+        )
+
+    def _deliver(self, _owner: str, deltas: tuple[Delta, ...]) -> None:
+        for delta in deltas:
+            receive = self._receivers.get(delta.request)
+            if receive is not None:
+                receive(delta)
+
+    # ---- for people -----------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        max_tokens: int = 64,
+        sampling: Sampling | None = None,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        depth: int | None = None,
+        ignore_eos: bool = False,
+    ) -> list[Completion]:
+        """Complete all prompts together, in order; a prompt is a text or token ids. Raises a SpecserveError."""
+        requests = [
+            Request(
+                RequestId(f"local-{next(self._numbers)}"),
+                tuple(self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else prompt),
+                max_tokens,
+                Sampling(temperature=0.0) if sampling is None else sampling,
+                seed=secrets.randbits(63) if seed is None else seed,
+                stop=tuple(stop),
+                ignore_eos=ignore_eos,
+                depth=depth,
+            )
+            for prompt in prompts
+        ]
+        return self.complete(requests)
+
+    def chat(self, messages: list[dict[str, Any]], **options: Any) -> Completion:
+        """Answer a conversation in the model's own template. Options are those of `generate`."""
+        return self.generate([self.tokenizer.chat_prompt(messages)], **options)[0]
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Run requests together and wait for all of them. Raises the error of the first that failed."""
+        inbox: SimpleQueue[Delta] = SimpleQueue()
+        found: dict[str, list[Delta]] = {request.id: [] for request in requests}
+        ticket = _Ticket(requests, inbox.put)
+        try:
+            self._submit(ticket).result()
+            waiting = len(requests)
+            while waiting:
+                delta = inbox.get()
+                found[delta.request].append(delta)
+                waiting -= delta.finish is not None
+        finally:
+            self._forget(ticket)
+        return [self._completion(request, found[request.id]) for request in requests]
+
+    def _completion(self, request: Request, deltas: list[Delta]) -> Completion:
+        last = deltas[-1]
+        if last.failure is not None or last.stats is None or last.finish is None:
+            raise SpecserveError("the request failed" if last.failure is None else last.failure.message)
+        tokens = tuple(token for delta in deltas for token in delta.tokens)
+        stops = StopText(request.stop)
+        shown, _ = stops.push(self.tokenizer.decode(tokens))
+        return Completion(shown + stops.flush(), tokens, last.finish, last.stats)
+
+    # ---- for the HTTP room ----------------------------------------------------------------------------------
+
+    async def stream(self, request: Request) -> AsyncIterator[Delta]:
+        """Admit a request and yield its deltas; closing the iterator early cancels it."""
+        inbox: asyncio.Queue[Delta] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def receive(delta: Delta) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, delta)
+
+        ticket = _Ticket([request], receive)
+        try:
+            # A caller that is cancelled while it waits here still reaches `_forget`, which runs after the admission.
+            await asyncio.wrap_future(self._submit(ticket))
+            while True:
+                delta = await inbox.get()
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            self._forget(ticket)
+
+    async def health(self) -> Health:
+        """What a health check should say."""
+        if self._closed:
+            return Health("dead", "closed")
+        return await asyncio.wrap_future(self._loop.call(self._engine.health))
+
+    async def metrics(self) -> str:
+        """The engine's metrics in Prometheus text format."""
+        return self.metrics_text()
+
+    # ---- the engine's thread --------------------------------------------------------------------------------
+
+    def _submit(self, ticket: _Ticket) -> Future[None]:
+        """Admit a ticket's requests on the engine's thread, in one go: each hop would wait for a step."""
+        if self._closed:
+            raise Unavailable("this engine is closed; make a new one")
+
+        def admit() -> None:
+            for request in ticket.requests:
+                self._engine.submit(request, _OWNER)
+                self._receivers[request.id] = ticket.receive
+                ticket.admitted.append(request.id)
+
+        return self._loop.call(admit)
+
+    def _forget(self, ticket: _Ticket) -> None:
+        """Stop listening, and cancel what of the ticket still runs."""
+
+        def release() -> None:
+            for request_id in ticket.admitted:
+                self._receivers.pop(request_id, None)
+                self._engine.cancel(request_id)
+
+        if not self._closed:
+            self._loop.call(release)
+
+    def metrics_text(self) -> str:
+        """The engine's metrics in Prometheus text format."""
+        return self._metrics.render()
+
+    def levels(self) -> PoolLevels:
+        """How full the pools are, taken between two events."""
+        return self._loop.call(self._engine.levels).result()
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.call(lambda: self._engine.cancel_owner(_OWNER)).result()
+            self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _as_config(config: Config | Mapping[str, Any] | Path | None) -> Config:
+    if config is None:
+        return Config()
+    if isinstance(config, Config):
+        return config
+    if isinstance(config, Path):
+        return configs.load(config)
+    return configs.parse(dict(config))

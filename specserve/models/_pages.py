@@ -1,0 +1,148 @@
+"""Key and value pages of all layers, and the step that writes and reads them for one ragged batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from specserve.models._row_groups import RaggedPlan, RowGroup
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """What one layer keeps per position, and how it attends. `window` counts positions, None is unlimited."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    window: int | None
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes of keys and values."""
+        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+class LayoutProbe:
+    """A store that keeps nothing and attends to nothing: it only sees what shapes the layers use."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[int, LayerLayout] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See `KeyValueStore.attend`; the result is zero."""
+        del scaling, softcap
+        self.layouts[layer] = LayerLayout(key.shape[1], key.shape[2], value.shape[2], key.dtype, window)
+        return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+
+
+class Pages:
+    """keys[layer], values[layer]: [blocks · block_tokens, kv_heads, dim]. Allocated once, zeroed."""
+
+    def __init__(self, layouts: dict[int, LayerLayout], blocks: int, block_tokens: int, device: torch.device) -> None:
+        self.block_tokens = block_tokens
+        slots = blocks * block_tokens
+        self.keys = {
+            layer: torch.zeros(slots, layout.kv_heads, layout.key_dim, dtype=layout.dtype, device=device)
+            for layer, layout in layouts.items()
+        }
+        self.values = {
+            layer: torch.zeros(slots, layout.kv_heads, layout.value_dim, dtype=layout.dtype, device=device)
+            for layer, layout in layouts.items()
+        }
+
+
+class PagedStep:
+    """One forward's view of the pages: what the attention function gets as `paged`."""
+
+    def __init__(self, pages: Pages, plan: RaggedPlan) -> None:
+        self._pages = pages
+        self._plan = plan
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """See `KeyValueStore.attend`."""
+        keys, values = self._pages.keys[layer], self._pages.values[layer]
+        keys.index_copy_(0, self._plan.new_slots, key)
+        values.index_copy_(0, self._plan.new_slots, value)
+        groups = self._plan.groups(window, query.shape[1] // key.shape[1])
+        scores = _Scores(scaling, softcap)
+        if len(groups) == 1:
+            return _attend_group(query, keys, values, groups[0], scores)
+        result = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        for group in groups:
+            result.index_copy_(0, group.tokens, _attend_group(query, keys, values, group, scores))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """How a layer turns products into scores; scaling None is 1/√dim."""
+
+    scaling: float | None
+    softcap: float | None
+
+
+def _attend_group(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: RowGroup, scores: _Scores
+) -> torch.Tensor:
+    """Attention of one group: → [its tokens, heads, value_dim]."""
+    folded = _fold(query if group.gather is None else query[group.gather], group, keys.shape[1])
+    attended = _attend(folded, _read(keys, group), _read(values, group), group.mask, scores)
+    result = _unfold(attended, group)
+    return result if group.keep is None else result[group.keep]
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scores: _Scores
+) -> torch.Tensor:
+    """[R, kv_heads, queries, dim] over [R, kv_heads, L, dim]. softcap as in Gemma 2: before the mask."""
+    if scores.softcap is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scores.scaling)
+    scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
+    products = scores.softcap * torch.tanh(query @ keys.transpose(2, 3) * (scaling / scores.softcap))
+    if mask is not None:
+        products = products + mask
+    return torch.softmax(products.float(), dim=-1).to(values.dtype) @ values
+
+
+def _read(pages: torch.Tensor, group: RowGroup) -> torch.Tensor:
+    """[R, kv_heads, L, dim]; consecutive slots are read in place."""
+    found = pages[group.slots] if isinstance(group.slots, slice) else pages.index_select(0, group.slots)
+    return found.view(group.rows, group.keys, *pages.shape[1:]).transpose(1, 2)
+
+
+def _fold(query: torch.Tensor, group: RowGroup, kv_heads: int) -> torch.Tensor:
+    """[R·Q, heads, dim] → [R, kv_heads, fold·Q, dim]: the query heads of one key head become queries of one call."""
+    dim = query.shape[2]
+    split = query.reshape(group.rows, group.queries, kv_heads, -1, dim)
+    return split.permute(0, 2, 3, 1, 4).reshape(group.rows, kv_heads, -1, dim)
+
+
+def _unfold(attended: torch.Tensor, group: RowGroup) -> torch.Tensor:
+    """[R, kv_heads, fold·Q, dim] → [R·Q, heads, dim]."""
+    rows, kv_heads, folded, dim = attended.shape
+    split = attended.view(rows, kv_heads, folded // group.queries, group.queries, dim)
+    return split.permute(0, 3, 1, 2, 4).reshape(rows * group.queries, -1, dim)

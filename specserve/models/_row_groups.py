@@ -1,0 +1,134 @@
+"""From a ragged batch to index and mask tensors, once per forward and attention window, not once per layer.
+
+Rows with few queries (decoding, verification) share one padded attention call per class of context length; a row
+with many queries (prefill) has its own. Padding never reaches a result: a padded query repeats the row's last one,
+a padded key repeats the row's last slot (which holds finite values) behind a mask.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specserve.models import RaggedBatch
+
+Ints = npt.NDArray[np.int64]
+
+_SHORT_QUERIES = 32
+_SHORTEST_CLASS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows that share one attention call: R rows, padded to Q queries and L keys.
+
+    gather int64 [R·Q] flat tokens of the padded queries, None when these are all tokens in order; keep int64 [g]
+    indices into the padded result that are real, None for all; tokens int64 [g] the flat tokens they belong to;
+    slots [R·L] where keys are, a slice when consecutive; mask [R, 1, 1 or
+    fold·Q, L] to be added to the scores, None when every query sees every key.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    gather: torch.Tensor | None
+    keep: torch.Tensor | None
+    tokens: torch.Tensor
+    slots: torch.Tensor | slice
+    mask: torch.Tensor | None
+
+
+class RaggedPlan:
+    """The index tensors of one forward. `new_slots` int64 [T]: where the batch's own keys and values go."""
+
+    def __init__(self, batch: RaggedBatch, block_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._batch = batch
+        self._block_tokens = block_tokens
+        self._dtype = dtype
+        self._device = device
+        self._lengths = np.diff(batch.offsets)
+        self._starts = batch.positions[batch.offsets[:-1]]
+        self._ends = self._starts + self._lengths
+        self._classes = self._rows_by_class()
+        self._groups: dict[tuple[int | None, int], list[RowGroup]] = {}
+        rows = np.repeat(np.arange(len(self._lengths)), self._lengths)
+        self.new_slots = self._to_device(self._slots_of(rows, batch.positions))
+
+    def groups(self, window: int | None, fold: int) -> list[RowGroup]:
+        """The attention calls for layers with this window (positions) and `fold` query heads per key head."""
+        known = self._groups.get((window, fold))
+        if known is None:
+            known = [self._group(rows, window, fold) for rows in self._classes]
+            self._groups[window, fold] = known
+        return known
+
+    def _rows_by_class(self) -> list[Ints]:
+        if len(self._lengths) == 1:
+            return [np.zeros(1, dtype=np.int64)]
+        classes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for row, (length, end) in enumerate(zip(self._lengths.tolist(), self._ends.tolist(), strict=True)):
+            # Within a class contexts differ by less than a factor of two, which bounds the padding.
+            short = (0, max(end, _SHORTEST_CLASS).bit_length())
+            classes[short if length <= _SHORT_QUERIES else (1, row)].append(row)
+        return [np.array(rows, dtype=np.int64) for rows in classes.values()]
+
+    def _group(self, rows: Ints, window: int | None, fold: int) -> RowGroup:
+        starts, ends, lengths = self._starts[rows], self._ends[rows], self._lengths[rows]
+        first_keys = np.zeros_like(starts) if window is None else np.maximum(starts - window + 1, 0)
+        queries, keys = int(lengths.max()), int((ends - first_keys).max())
+        key_positions = first_keys[:, None] + np.arange(keys)
+        query_positions = np.minimum(starts[:, None] + np.arange(queries), ends[:, None] - 1)
+        slots = self._slots_of(rows[:, None], np.minimum(key_positions, ends[:, None] - 1)).reshape(-1)
+        gather, keep, tokens = self._token_indices(rows, queries, query_positions - starts[:, None])
+        return RowGroup(
+            rows=len(rows),
+            queries=queries,
+            keys=keys,
+            gather=gather,
+            keep=keep,
+            tokens=tokens,
+            slots=self._slice_or_tensor(slots),
+            mask=self._mask(query_positions, key_positions, window, fold),
+        )
+
+    def _token_indices(
+        self, rows: Ints, queries: int, within: Ints
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+        flat = (self._batch.offsets[rows][:, None] + within).reshape(-1)
+        real = np.flatnonzero(np.arange(queries) < self._lengths[rows][:, None])
+        in_order = len(self._classes) == 1 and len(flat) == len(self._batch.tokens)
+        return (
+            None if in_order else self._to_device(flat),
+            None if len(real) == len(flat) else self._to_device(real),
+            self._to_device(flat[real]),
+        )
+
+    def _mask(self, query_positions: Ints, key_positions: Ints, window: int | None, fold: int) -> torch.Tensor | None:
+        queries, keys = query_positions[:, :, None], key_positions[:, None, :]
+        hidden = keys > queries
+        if window is not None:
+            hidden |= keys <= queries - window
+        if not hidden.any():
+            return None
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        mask.masked_fill_(torch.from_numpy(hidden).to(self._device), float("-inf"))
+        if mask.shape[1] > 1:
+            mask = mask.repeat(1, fold, 1)
+        return mask[:, None]
+
+    def _slots_of(self, rows: Ints, positions: Ints) -> Ints:
+        block, within = np.divmod(positions, self._block_tokens)
+        return self._batch.tables[rows, block].astype(np.int64) * self._block_tokens + within
+
+    def _slice_or_tensor(self, slots: Ints) -> torch.Tensor | slice:
+        first, count = int(slots[0]), len(slots)
+        if bool((np.diff(slots) == 1).all()):
+            return slice(first, first + count)
+        return self._to_device(slots)
+
+    def _to_device(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -1,0 +1,173 @@
+"""From a configured source to a plain folder, and from a folder to a torch model.
+
+A source is `demo`, a folder with safetensors weights, or a .gguf file, which is dequantised once into a cache folder.
+Nothing here waits for a network, unpickles weights or runs code from a model folder unless the configuration says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from specserve.config import ModelConfig
+from specserve.errors import ConfigError
+from specserve.models import Backend
+
+Progress = Callable[[str], None]
+Role = Literal["target", "draft"]
+
+_DEMO = "specserve.demo"  # a source of models that itself builds on this module, so it is reached by name
+
+
+def prepare(config: ModelConfig, progress: Progress, *, role: Role = "target") -> Path:
+    """The folder with config.json, weights and tokenizer of a source; builds or converts it where needed.
+
+    `role` matters to the source `demo` only, which has a target and a draft. `progress` gets lines for people.
+    Raises ConfigError that says what is missing or wrong.
+    """
+    if config.source == "demo":
+        built: Path = getattr(import_module(_DEMO), role)(progress)
+        return built
+    path = Path(config.source).expanduser()
+    if not path.exists():
+        raise ConfigError(
+            f"there is no model at {config.source!r}: expected `demo`, a folder, or a .gguf file. "
+            f"Models are not downloaded; fetch the folder first and give its path"
+        )
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ConfigError(f"{path} is a file but not a .gguf file; give the folder that holds the model instead")
+        from specserve.models._gguf import converted
+
+        return converted(path, progress)
+    check_folder(path, config)
+    return path
+
+
+def check_folder(folder: Path, config: ModelConfig) -> None:
+    """Raise ConfigError unless the folder holds a causal model that may be loaded under this configuration."""
+    described = read_model_config(folder)
+    if not described.get("architectures") and not described.get("auto_map"):
+        raise ConfigError(f"{folder / 'config.json'} names no `architectures`; it does not say which model this is")
+    if described.get("auto_map") and not config.trust_remote_code:
+        raise ConfigError(
+            f"{folder} brings its own Python code (auto_map in config.json); "
+            f"set trust_remote_code only if you have read it and trust it"
+        )
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
+    if not pickles:
+        raise ConfigError(f"{folder} holds no *.safetensors weights")
+    if not config.allow_pickle_weights:
+        raise ConfigError(
+            f"{folder} holds only pickled weights ({pickles[0]}), which can run code when loaded; "
+            f"convert them to safetensors or set allow_pickle_weights"
+        )
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder. Raises ConfigError when it is missing or not JSON."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not a model folder: it has no config.json")
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not isinstance(described, dict):
+        raise ConfigError(f"{path} holds a {type(described).__name__}, expected an object")
+    return described
+
+
+def device_of(config: ModelConfig) -> torch.device:
+    """The configured device; `auto` is CUDA where there is any. Raises ConfigError for a device that is not there."""
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {config.device!r}: {error}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {config.device!r} is not there: {torch.cuda.device_count()} CUDA devices are visible"
+        )
+    return device
+
+
+def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa") -> Any:
+    """The folder's causal model in eval mode, with the configured dtype, on the configured device.
+
+    `attention` is a name in transformers' attention interface. Raises ConfigError when the folder cannot be loaded,
+    lacks weights that the model needs, or describes a model of another kind.
+    """
+    check_folder(folder, config)
+    device = device_of(config)
+    return _from_pretrained(folder, config, attention).eval().requires_grad_(False).to(device)
+
+
+def load_model_config(folder: Path, config: ModelConfig) -> Any:
+    """The folder's transformers configuration. Raises ConfigError when transformers does not know it."""
+    from transformers import AutoConfig
+
+    read_model_config(folder)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code, local_files_only=True)
+    except Exception as error:  # whatever a wrong config.json provokes is a wrong configuration
+        raise ConfigError(f"transformers cannot read {folder / 'config.json'}: {_told(error)}") from None
+
+
+def _from_pretrained(folder: Path, config: ModelConfig, attention: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=attention,
+            trust_remote_code=config.trust_remote_code,
+            use_safetensors=not config.allow_pickle_weights or any(folder.glob("*.safetensors")),
+            weights_only=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # corrupt weights, shapes that do not fit, unknown architectures: one thing to a user
+        raise ConfigError(f"cannot load the model in {folder}: {_told(error)}") from None
+    missing = sorted(report["missing_keys"])
+    if missing:
+        # transformers would go on with random values in their place.
+        raise ConfigError(f"{folder} lacks {len(missing)} weights that the model needs, such as {missing[0]}")
+    return model
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()[:500]}"
+
+
+def derive_blocks(config: ModelConfig, backend: Backend, block_tokens: int) -> int:
+    """Number of KV blocks: `kv_blocks`, or as many as `kv_memory_gib` holds.
+
+    Raises ConfigError with the numbers when they cannot hold one sequence of the full context.
+    """
+    each = backend.bytes_per_block(block_tokens)
+    blocks = config.kv_blocks if config.kv_blocks is not None else int(config.kv_memory_gib * 2**30 // each)
+    needed = -(-backend.context_length // block_tokens)
+    if blocks < needed:
+        origin = "kv_blocks" if config.kv_blocks is not None else f"kv_memory_gib {config.kv_memory_gib}"
+        raise ConfigError(
+            f"{origin} gives {blocks} KV blocks of {block_tokens} positions ({each / 2**20:.2f} MiB each), but one "
+            f"sequence of the full context of {backend.context_length} positions needs {needed} "
+            f"({needed * each / 2**30:.3f} GiB); raise it or set a smaller context_length"
+        )
+    return blocks
+
+
+def apply_threads(threads: int) -> None:
+    """Use this many CPU threads in torch's operators; 0 leaves torch's own choice."""
+    if threads > 0:
+        torch.set_num_threads(threads)

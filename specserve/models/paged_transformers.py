@@ -1,0 +1,118 @@
+"""Any transformers causal model whose layers attend through transformers' attention interface, on paged KV.
+
+The model's own modules run unchanged on flat tokens [1, T] without padding; one attention function keeps keys and
+values in pages and knows the rows (block tables as in PagedAttention, Kwon et al. 2023). Logits are computed for
+the wanted tokens only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specserve.config import ModelConfig
+from specserve.errors import ConfigError
+from specserve.models import RaggedBatch, _attention, _linear, _refusals, _rope, loading
+from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
+from specserve.models._row_groups import RaggedPlan
+
+
+def build(config: ModelConfig, folder: Path) -> PagedTransformers:
+    """Load the folder that `loading.prepare` returned. Raises ConfigError for what cannot be served."""
+    described = loading.load_model_config(folder, config)
+    _refusals.refuse_unservable(described)
+    loading.apply_threads(config.threads)
+    return PagedTransformers(loading.load_model(folder, config), config.context_length)
+
+
+class PagedTransformers:
+    """A `Backend`. The model must be in eval mode; its attention, its rope factors and, for float32 on the CPU, its
+    linear layers are replaced.
+
+    context_length None serves the length that the model was trained for; a larger one is honoured as far as a
+    scaling rope (dynamic NTK, YaRN) reaches. See `_rope` for the factors that belong to it.
+    """
+
+    def __init__(self, model: Any, context_length: int | None) -> None:
+        _refusals.refuse_unservable(model.config)
+        _refusals.refuse_model_class(model)
+        if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+            raise ConfigError(f"{type(model).__name__} cannot compute logits for chosen positions (logits_to_keep)")
+        self._model = model
+        self._device: torch.device = model.device
+        self._dtype: torch.dtype = model.dtype
+        self._context_length = _context(model.config, context_length)
+        _rope.freeze(model, self._context_length)
+        model.set_attn_implementation(_attention.NAME)
+        _linear.speed_up(model)
+        self._layouts, self._vocab_size = self._discover()
+        self._pages: Pages | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits: the head's own, padding included."""
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model can address."""
+        return self._context_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits are."""
+        return self._device
+
+    def bytes_per_block(self, block_tokens: int) -> int:
+        """Bytes of KV of one block, all layers together."""
+        return block_tokens * sum(layout.bytes_per_position for layout in self._layouts.values())
+
+    def allocate(self, blocks: int, block_tokens: int) -> None:
+        """Make the KV pages. Raises ConfigError when the device has no room for them."""
+        try:
+            self._pages = Pages(self._layouts, blocks, block_tokens, self._device)
+        except RuntimeError as error:
+            size = blocks * self.bytes_per_block(block_tokens) / 2**30
+            raise ConfigError(f"no room for {size:.2f} GiB of KV pages on {self._device}: {error}") from None
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
+        if self._pages is None:
+            raise ConfigError("the backend was asked for a forward before its KV pages were allocated")
+        plan = RaggedPlan(batch, self._pages.block_tokens, self._dtype, self._device)
+        return self._run(batch.tokens, batch.positions, batch.wanted, PagedStep(self._pages, plan))
+
+    def _run(self, tokens: Any, positions: Any, wanted: Any, store: _attention.KeyValueStore) -> torch.Tensor:
+        output = self._model(
+            input_ids=torch.from_numpy(tokens).to(self._device)[None],
+            position_ids=torch.from_numpy(positions).to(self._device)[None],
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(wanted).to(self._device),
+            paged=store,
+        )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
+
+    @torch.inference_mode()
+    def _discover(self) -> tuple[dict[int, LayerLayout], int]:
+        """Learn from one tiny forward what each layer keeps; a model that cannot be paged is refused here."""
+        probe = LayoutProbe()
+        two = np.arange(2, dtype=np.int64)
+        logits = self._run(np.zeros(2, dtype=np.int64), two, two, probe)
+        windows = {layer: layout.window for layer, layout in probe.layouts.items()}
+        _refusals.refuse_unseen_windows(self._model.config, windows)
+        return dict(sorted(probe.layouts.items())), logits.shape[-1]
+
+
+def _context(config: Any, wanted: int | None) -> int:
+    longest = _rope.longest_context(config)
+    if longest is None and wanted is None:
+        raise ConfigError(f"{config.model_type!r} names no context length; set context_length")
+    if wanted is None:
+        return int(config.max_position_embeddings)
+    return wanted if longest is None else min(wanted, longest)

@@ -1,0 +1,113 @@
+"""From logits to a dist, and from a dist to a token.
+
+A dist is a row of probabilities over the model's vocabulary. Ids at and above the shared real vocabulary (padding of
+an embedding matrix) have probability 0 always.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_CANDIDATES = 1024
+"""Ids looked at before a whole row is sorted; nearly every nucleus is smaller."""
+
+
+def process(
+    logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """The dist that each row's request asks for: temperature, then top-k, then top-p of what is left, renormalised.
+
+    logits [m, V]; temperature and top_p float32 [m] and top_k int64 [m] are on the CPU, so that deciding what is to be
+    done waits for no device. The dist is [m, V] in the logits' dtype and on their device. Temperature 0 is a one-hot
+    row at the largest logit, the lowest id on ties; top_k 0 and top_p 1 switch a filter off. top-k keeps exactly k
+    ids and top-p the smallest set whose mass reaches top_p; between equals the lower id is kept.
+    """
+    greedy = temperature == 0
+    if bool(greedy.all()):
+        return one_hot(greedy_choice(logits, vocab_size), logits.shape[1]).to(logits.dtype)
+    dist = _softmax(logits, temperature, vocab_size)
+    for rows in _rows_where(~greedy & ((top_p < 1) | (top_k > 0)), dist.device):
+        here = rows.cpu()
+        dist[rows] = filter_dist(dist[rows], top_p[here], top_k[here])
+    for rows in _rows_where(greedy, dist.device):
+        dist[rows] = one_hot(greedy_choice(logits[rows], vocab_size), dist.shape[1]).to(dist.dtype)
+    return dist
+
+
+def _rows_where(mask: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """The indices set in a CPU mask, on `device`; an empty list when there are none."""
+    rows = mask.nonzero().squeeze(1)
+    return [rows.to(device)] if rows.numel() else []
+
+
+def _softmax(logits: torch.Tensor, temperature: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    divisor = torch.where(temperature == 0, 1.0, temperature).to(logits.device, logits.dtype)[:, None]
+    real = logits[:, :vocab_size]
+    # The largest logit becomes 0 before the division, so that no temperature, however small, makes an infinity.
+    dist = torch.softmax((real - real.amax(-1, keepdim=True)) / divisor, -1)
+    return torch.nn.functional.pad(dist, (0, logits.shape[1] - real.shape[1]))
+
+
+def greedy_choice(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """int64 [m]: the id of the largest logit below vocab_size in each row of [m, V], the lowest id on ties."""
+    return logits[:, :vocab_size].argmax(-1)
+
+
+def one_hot(ids: torch.Tensor, width: int) -> torch.Tensor:
+    """float32 [m, width] with all mass on ids int64 [m]."""
+    return torch.zeros(ids.shape[0], width, device=ids.device).scatter_(1, ids[:, None], 1.0)
+
+
+def filter_dist(
+    dist: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, candidates: int = _CANDIDATES
+) -> torch.Tensor:
+    """Keep the top_k likeliest ids of each row, then the smallest set of these with mass top_p, and renormalise.
+
+    dist [m, V]; top_p [m] and top_k [m] on the CPU; 1 and 0 switch a filter off. `candidates` ids are sorted at
+    first, and eight times as many for the rows where that was too few.
+    """
+    wanted = max(candidates, int(top_k.max()) + 1)
+    if wanted >= dist.shape[1]:
+        probs, ids = torch.sort(dist, dim=-1, descending=True, stable=True)
+        return _keep_front(probs, ids, top_p, top_k, dist)[0]
+    filtered, sure = _keep_front(*_likeliest(dist, wanted), top_p, top_k, dist)
+    for rows in _rows_where(~sure.cpu(), dist.device):
+        here = rows.cpu()
+        filtered[rows] = filter_dist(dist[rows], top_p[here], top_k[here], 8 * wanted)
+    return filtered
+
+
+def _likeliest(dist: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` likeliest probabilities and ids of each row, likeliest first, the lower id first on ties."""
+    ids = dist.topk(count, -1).indices.sort(-1).values
+    probs, order = torch.sort(dist.gather(1, ids), dim=-1, descending=True, stable=True)
+    return probs, ids.gather(1, order)
+
+
+def _keep_front(
+    probs: torch.Tensor, ids: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, dist: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Filter rows given their sorted front [m, C]. Also bool [m]: nothing beyond the front could have been kept."""
+    top_p = torch.where(top_p >= 1, torch.inf, top_p).to(probs.device, torch.float64)[:, None]
+    top_k = torch.where(top_k <= 0, dist.shape[1], top_k).to(probs.device)[:, None]
+    rank = torch.arange(probs.shape[1], device=probs.device)
+    mass = torch.where(rank < top_k, probs, 0).double()
+    total = torch.where(top_k < dist.shape[1], mass.sum(-1, keepdim=True), 1.0)
+    keep = (rank < top_k) & ((mass.cumsum(-1) - mass < top_p * total) | (rank == 0))
+    last = probs.gather(1, keep.sum(-1, keepdim=True) - 1).squeeze(1)
+    kept = torch.where(keep, probs, 0)
+    filtered = torch.zeros_like(dist).scatter_(1, ids, kept / kept.sum(-1, keepdim=True))
+    return filtered, last > probs[:, -1]
+
+
+def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """One id per row by inverse CDF: int64 [m] from weights [m, V], not negative, and uniforms [m] in [0, 1).
+
+    Weights need not sum to 1. An id of weight 0 is never returned, whatever the noise and the rounding: a parallel
+    scan is not monotone, so the weight is tested too. A row without any weight returns 0.
+    """
+    mass = weights.cumsum(-1, dtype=torch.float64)
+    hit = (mass > noise.double()[:, None] * mass[:, -1:]) & (weights > 0)
+    first = hit.byte().argmax(-1)
+    # Rounding may leave the threshold at the total itself, which no id passes; the likeliest one is surely possible.
+    return torch.where(hit.gather(1, first[:, None]).squeeze(1), first, weights.argmax(-1))

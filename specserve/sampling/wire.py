@@ -1,0 +1,102 @@
+"""Draft dists as they are sampled from, stored and shipped: probabilities rounded to float16 before anything else.
+
+What the draft draws from and what the target checks against must be one dist (Leviathan et al., 2023, holds for any
+draft dist, provided it is the true one). So truncation and rounding come first, and both sides divide the float16
+values by their sum. float16 values below 1 are multiples of 2⁻²⁴: their float64 sum is exact in any order, hence
+the same bits on every device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specserve.errors import ProtocolError
+from specserve.transport.messages import Array, Dists
+
+_ID_BYTES = 4
+_PROB_BYTES = 2
+
+
+def sparsify(dist: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k likeliest entries of each row of dist [m, V]: ids int32 [m, k] and probs float16 [m, k].
+
+    Entries whose rounded probability is 0 are unused: id 0, probability 0. k above V pads.
+    """
+    width = min(k, dist.shape[1])
+    probs, ids = dist.topk(width, -1)
+    rounded = probs.half()
+    used = torch.where(rounded > 0, ids, 0).int()
+    pad = (0, k - width)
+    return torch.nn.functional.pad(used, pad), torch.nn.functional.pad(rounded, pad)
+
+
+def normalise(rounded: torch.Tensor) -> torch.Tensor:
+    """float32 [m, w] from rounded probabilities float16 [m, w]: divided by their exact sum."""
+    total = rounded.sum(-1, keepdim=True, dtype=torch.float64).float()
+    return rounded.float() / total
+
+
+def densify(ids: torch.Tensor, rounded: torch.Tensor, width: int) -> torch.Tensor:
+    """The dist float32 [m, width] that sparse entries stand for."""
+    dist = torch.zeros(ids.shape[0], width, device=ids.device)
+    # Unused entries share id 0 with a possible real one, so they are added, not written.
+    return dist.scatter_add_(1, ids.long(), normalise(rounded))
+
+
+def encode_sparse(ids: torch.Tensor, rounded: torch.Tensor) -> Dists:
+    """Sparse rows as bytes: int32 ids, then float16 probabilities."""
+    count, width = ids.shape
+    left = np.ascontiguousarray(ids.int().cpu().numpy()).view("uint8").reshape(count, width * _ID_BYTES)
+    right = np.ascontiguousarray(rounded.half().cpu().numpy()).view("uint8").reshape(count, width * _PROB_BYTES)
+    return Dists("sparse", width, np.concatenate([left, right], axis=1))
+
+
+def encode_dense(rounded: torch.Tensor) -> Dists:
+    """Dense rows float16 [n, V] as bytes."""
+    count, width = rounded.shape
+    rows = np.ascontiguousarray(rounded.half().cpu().numpy()).view("uint8").reshape(count, width * _PROB_BYTES)
+    return Dists("dense", width, rows)
+
+
+def decode(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
+    """The draft dists that were sampled from: float32 [n, vocab_size] on `device`.
+
+    Raises ProtocolError for rows of a wrong size, ids or mass outside the vocabulary, or probabilities that are no
+    dist.
+    """
+    if not dists.rows.size:
+        return torch.zeros(len(dists.rows), vocab_size, device=device)
+    sparse = dists.form == "sparse"
+    expected = dists.width * (_PROB_BYTES + (_ID_BYTES if sparse else 0))
+    if dists.rows.ndim != 2 or dists.rows.shape[1] != expected:
+        raise ProtocolError(
+            f"{dists.form} dists of width {dists.width} need rows of {expected} bytes, found shape {dists.rows.shape}"
+        )
+    return _decode_sparse(dists, vocab_size, device) if sparse else _decode_dense(dists, vocab_size, device)
+
+
+def _decode_sparse(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
+    split = dists.width * _ID_BYTES
+    ids = np.ascontiguousarray(dists.rows[:, :split]).view("int32")
+    probs = _probabilities(dists.rows[:, split:])
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise ProtocolError(f"draft dist with ids from {ids.min()} to {ids.max()}, vocabulary is {vocab_size}")
+    return densify(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device), vocab_size)
+
+
+def _decode_dense(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
+    probs = _probabilities(dists.rows)
+    if probs[:, vocab_size:].any():
+        raise ProtocolError(f"draft dist with mass at or above id {vocab_size}, the vocabulary's end")
+    dist = normalise(torch.from_numpy(probs).to(device))
+    return torch.nn.functional.pad(dist, (0, max(0, vocab_size - dists.width)))[:, :vocab_size]
+
+
+def _probabilities(rows: Array) -> Array:
+    """The float16 values of these bytes, each row of them checked to be a dist but for its sum."""
+    probs: Array = np.ascontiguousarray(rows).view("float16").copy()
+    # A comparison with NaN is false, so this also refuses NaN.
+    if not (probs >= 0).all() or not (probs <= 1).all() or not probs.any(axis=1).all():
+        raise ProtocolError("draft dist with a probability outside 0 to 1, or without any mass")
+    return probs

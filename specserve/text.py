@@ -1,0 +1,279 @@
+"""Text in and out of tokens: the model's tokenizer, an incremental detokeniser, and the search for stop texts.
+
+Loading a tokenizer and decoding need neither torch nor transformers, so the coordinator can do both. Only the chat
+template is rendered by transformers (its sandboxed Jinja environment), imported at the first chat request.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as CoreTokenizer
+
+from specserve.errors import ConfigError, RequestError, UnsupportedField
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A model's own tokenizer, read from a folder with `tokenizer.json`.
+
+    end_tokens are the ids that end an answer. vocab_size counts ids, added tokens included; the model's own
+    vocabulary may be padded beyond it.
+    """
+
+    def __init__(
+        self,
+        core: CoreTokenizer,
+        *,
+        end_tokens: frozenset[int] = frozenset(),
+        chat_template: str | None = None,
+        special_tokens: dict[str, str] | None = None,
+    ) -> None:
+        core.no_truncation()
+        core.no_padding()
+        self._core = core
+        self._template = chat_template
+        self._special_tokens = special_tokens or {}
+        self._special_ids = frozenset(
+            token for token, added in core.get_added_tokens_decoder().items() if added.special
+        )
+        self._raw = _raw_bytes(core, self._special_ids)
+        self.end_tokens = end_tokens
+        self.vocab_size = 1 + max(core.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and the end tokens of a model folder.
+
+        Raises ConfigError when tokenizer.json is missing or damaged, or another file is not JSON.
+        """
+        core = _core(folder / "tokenizer.json")
+        settings = _settings(folder / "tokenizer_config.json")
+        specials = _special_tokens(settings)
+        return cls(
+            core,
+            end_tokens=_end_tokens(folder, core, specials),
+            chat_template=_chat_template(folder, settings),
+            special_tokens=specials,
+        )
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """Token ids of a text; `special` adds what tokenizer.json puts around it, often a start token."""
+        ids: list[int] = self._core.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of tokens. Ids that the tokenizer does not know have no text."""
+        text: str = self._core.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def chat_prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation in the model's own template, ready for the assistant's answer.
+
+        Raises UnsupportedField when the model has no chat template, RequestError when the template refuses.
+        """
+        if self._template is None:
+            raise UnsupportedField("this model has no chat template; use /v1/completions", param="messages")
+        return self.encode(_render(self._template, messages, self._special_tokens), special=False)
+
+    def raw_bytes(self, token: int) -> bytes | None:
+        """The bytes that a token stands for, b"" if it shows nothing, None if it stands for whole characters."""
+        return self._raw.get(token, b"" if token >= self.vocab_size else None)
+
+
+class Detokenizer:
+    """Turns tokens into text one by one, in constant time each; special tokens show nothing.
+
+    The pieces and the flush, put together, are the text that `Tokenizer.decode` gives for all tokens; no piece ends
+    inside a character. One exception: a tokenizer with byte fallback decodes a run of byte tokens that is not valid
+    UTF-8 to replacement characters throughout, even for the whole characters in it; here those are kept, because
+    they were shown before the fault was known.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._before: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that this token completed; "" inside a character."""
+        raw = self._tokenizer.raw_bytes(token)
+        if raw == b"":
+            return ""
+        if raw is None:
+            return self._utf8.decode(b"", final=True) + self._joined(token)
+        self._before = [token]
+        return self._utf8.decode(raw)
+
+    def flush(self) -> str:
+        """The replacement characters for a character that never became whole, or ""."""
+        return self._utf8.decode(b"", final=True)
+
+    def _joined(self, token: int) -> str:
+        # A decoder may treat the first token differently (it drops the word mark's space), so each token is decoded
+        # behind the one before it.
+        start = len(self._tokenizer.decode(self._before, skip_special=False))
+        text = self._tokenizer.decode([*self._before, token], skip_special=False)
+        self._before = [token]
+        return text[start:]
+
+
+class StopText:
+    """Finds the first stop text in a stream and holds back what might become one.
+
+    The match is the one that is complete first in stream order; of several that are complete with the same character,
+    the longest. Every character costs constant time per stop text (Knuth, Morris, Pratt, 1977).
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._scans = [_Scan(stop) for stop in sorted(stops, key=len, reverse=True)]
+        self._held = ""
+        self._matched: str | None = None
+
+    def push(self, piece: str) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop text that ended the stream, if one did.
+
+        What follows the match, and whatever is pushed after it, is never shown.
+        """
+        if self._matched is not None:
+            return "", self._matched
+        text = self._held + piece
+        for index, character in enumerate(piece):
+            found = [scan.pattern for scan in self._scans if scan.advance(character)]
+            if found:
+                return self._finish(text, len(self._held) + index + 1, found[0])
+        keep = max((scan.state for scan in self._scans), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+    def flush(self) -> str:
+        """The rest of the text, when the stream ended without (or after) a match."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _finish(self, text: str, end: int, pattern: str) -> tuple[str, str]:
+        self._matched = pattern
+        self._held = ""
+        return text[: end - len(pattern)], pattern
+
+
+class _Scan:
+    """How much of one stop text the stream ends with."""
+
+    __slots__ = ("_fallback", "pattern", "state")
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.state = 0
+        self._fallback = [0] * len(pattern)
+        length = 0
+        for index in range(1, len(pattern)):
+            while length and pattern[index] != pattern[length]:
+                length = self._fallback[length - 1]
+            length += pattern[index] == pattern[length]
+            self._fallback[index] = length
+
+    def advance(self, character: str) -> bool:
+        """Read one character; True when it completes the stop text."""
+        while self.state and self.pattern[self.state] != character:
+            self.state = self._fallback[self.state - 1]
+        self.state += self.pattern[self.state] == character
+        return self.state == len(self.pattern)
+
+
+def _core(path: Path) -> CoreTokenizer:
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing; the model folder must hold the tokenizer as tokenizer.json")
+    try:
+        return CoreTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for a damaged file
+        raise ConfigError(f"cannot read the tokenizer {path}: {error}") from None
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold a JSON object, found {type(data).__name__}")
+    return data
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    found = {name: settings.get(name) for name in _SPECIAL_NAMES}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    found = settings.get("chat_template")
+    if isinstance(found, list):  # several named templates
+        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _end_tokens(folder: Path, core: CoreTokenizer, specials: dict[str, str]) -> frozenset[int]:
+    """The end ids of the generation settings (else of the model's config), and the tokenizer's own end token."""
+    generation = _settings(folder / "generation_config.json").get("eos_token_id")
+    config = _settings(folder / "config.json")
+    text_config = config.get("text_config")
+    nested = text_config.get("eos_token_id") if isinstance(text_config, dict) else None
+    named: Any = next((ids for ids in (generation, config.get("eos_token_id"), nested) if ids is not None), [])
+    own = core.token_to_id(specials["eos_token"]) if "eos_token" in specials else None
+    every: Iterable[Any] = [*(named if isinstance(named, list) else [named]), own]
+    return frozenset(token for token in every if isinstance(token, int))
+
+
+def _render(template: str, messages: list[dict[str, Any]], specials: dict[str, str]) -> str:
+    import jinja2
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        rendered, _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **specials)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+        raise RequestError(f"the model's chat template refused the messages: {error}", param="messages") from None
+    text: str = rendered[0]
+    return text
+
+
+def _raw_bytes(core: CoreTokenizer, special_ids: frozenset[int]) -> dict[int, bytes]:
+    """Bytes of every token that stands for bytes: all of a byte-level tokenizer, the <0xNN> tokens of byte fallback."""
+    decoder = json.loads(core.to_str())["decoder"] or {}
+    kinds = {part["type"] for part in decoder.get("decoders", [decoder]) if "type" in part}
+    vocabulary = core.get_vocab(with_added_tokens=True)
+    raw: dict[int, bytes] = {}
+    if "ByteLevel" in kinds:
+        alphabet = _byte_alphabet()
+        raw = {token: _spelt(text, alphabet) for text, token in vocabulary.items()}
+    elif "ByteFallback" in kinds:
+        spelling = {f"<0x{value:02X}>": bytes([value]) for value in range(256)}
+        raw = {vocabulary[text]: value for text, value in spelling.items() if text in vocabulary}
+    return raw | dict.fromkeys(special_ids, b"")
+
+
+def _spelt(text: str, alphabet: dict[str, int]) -> bytes:
+    # A token with any character outside the alphabet is an added token that stands for its own text.
+    values = [alphabet.get(character) for character in text]
+    return bytes(value for value in values if value is not None) if None not in values else text.encode("utf-8")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character by which a byte-level vocabulary spells each byte (Radford et al., 2019, GPT-2).
+
+    Printable Latin-1 bytes stand for themselves; the others are numbered from 256 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in printable]
+    spelt = {chr(value): value for value in printable}
+    return spelt | {chr(256 + index): value for index, value in enumerate(others)}

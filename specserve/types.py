@@ -1,0 +1,203 @@
+"""The words of the project and the records that cross rooms. No torch, no ray, no HTTP.
+
+target / draft   the two models
+committed        tokens that are part of the answer, prompt included; only the coordinator decides them
+row              one request's share of a round
+chain            drafted tokens offered to the target for checking, in order
+depth            chain length wanted; 0 is plain decoding
+kept             drafted tokens confirmed by one verification; a decode row yields kept + 1 tokens
+feed             committed tokens that a worker has not cached yet
+round            one verification of a batch
+slot             numbered place in the draft worker's workspace that holds the dist a node was drawn from
+block            a page of KV of one model
+epoch / life     stamp of a request's incarnation / of a worker's; what carries an old stamp is dropped
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal, NewType, Protocol
+
+RequestId = NewType("RequestId", str)
+"""The public id of a request, unique while it lives."""
+
+RowId = NewType("RowId", int)
+"""The coordinator's own number for a request; never reused in a coordinator's life."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+RuleName = str
+"""The name of a file in `verification/` that holds a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen from logits.
+
+    temperature 0 is greedy. top_k 0 and top_p 1 switch those filters off.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to be generated. Everything here is already validated by the door it came through.
+
+    depth None means the deployment's depth; 0 switches speculation off for this request.
+    stop holds texts, stop_token_ids token ids; the model's own end tokens are known to the coordinator.
+    """
+
+    id: RequestId
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    depth: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What one request cost. Times are seconds; `histogram[k]` counts decode rounds that kept k drafted tokens."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    rounds: int
+    drafted_tokens: int
+    kept_tokens: int
+    histogram: tuple[int, ...]
+    queue_s: float
+    first_token_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request ended in an error, in the words of `errors`."""
+
+    status: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one round added to one request.
+
+    tokens are new committed tokens; the first `kept` of them were drafted, out of `offered` that were checked.
+    finish is set on the last delta of a request, exactly once, together with stats.
+    stop_reason is the stop text or stop token id that ended it, if one did.
+    """
+
+    request: RequestId
+    tokens: tuple[int, ...]
+    kept: int = 0
+    offered: int = 0
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
+    stats: RequestStats | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a client may know of the served model."""
+
+    name: str
+    created: int
+    context_length: int
+    vocab_size: int
+    max_depth: int
+    speculator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """status is "ok", "degraded" (the target serves, speculation is off), "starting", "draining" or "dead"."""
+
+    status: Literal["ok", "degraded", "starting", "draining", "dead"]
+    detail: str = ""
+    running: int = 0
+    waiting: int = 0
+
+
+class EngineClient(Protocol):
+    """All that the HTTP room knows of the engine."""
+
+    @property
+    def card(self) -> ModelCard:
+        """The served model."""
+        ...
+
+    def stream(self, request: Request) -> AsyncIterator[Delta]:
+        """Admit a request and yield its deltas; the last one has `finish` set.
+
+        Closing the iterator early cancels the request. Raises `Overloaded`, `Unavailable` or a `RequestError`
+        before the first delta; a failure after that arrives as a last delta with `failure` set.
+        """
+        ...
+
+    async def health(self) -> Health:
+        """Cheap; never raises."""
+        ...
+
+    async def metrics(self) -> str:
+        """The engine's metrics in Prometheus text format."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker found out when it loaded its model. Derived facts live here, never in the config."""
+
+    role: Literal["draft", "target"]
+    device: str
+    blocks: int
+    block_tokens: int
+    context_length: int
+    vocab_size: int
+    weights_bytes: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStats:
+    """One round in numbers. Times are seconds; wall_s runs from the end of the round before, or from waking up.
+
+    drafted_at[j] and kept_at[j] count rows that offered, and kept, a drafted token at chain position j.
+    correction, bonus and plain count the tokens that the target chose itself: after a refused draft, after a whole
+    kept chain, and without any draft.
+    """
+
+    rows: int
+    positions: int
+    prefill_tokens: int
+    wall_s: float
+    draft_busy_s: float
+    forward_s: float
+    sampling_s: float
+    drafted_at: tuple[int, ...]
+    kept_at: tuple[int, ...]
+    correction: int
+    bonus: int
+    plain: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLevels:
+    """How full the pools are between rounds."""
+
+    running: int
+    waiting: int
+    slots_held: int
+    slots_capacity: int
+    target_blocks_held: int
+    target_blocks_capacity: int
+    draft_blocks_held: int
+    draft_blocks_capacity: int

@@ -1,0 +1,99 @@
+"""Rows of a round that are judged together: ragged chains as padded index tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specserve.sampling.dists import one_hot
+from specserve.sampling.noise import Purpose, uniform
+from specserve.sampling.profiles import Settings
+from specserve.verification import RuleNoise
+from specserve.verification._rows import Row
+
+GREEDY = ""
+"""Stands for the rule of rows whose target dist is one-hot: there every rule says the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """B due rows under one rule; K is their longest chain. Tensors are int64 and on the CPU.
+
+    places [B] in the message; logits [m] the rows of the round's logits that belong to the group, in order, and
+    owners [m] the group row of each; steps [B, K + 1] indices into these two, repeating the last one past a chain's
+    end; tokens and dist_rows [B, K], 0 and -1 past it; lengths [B]; first [B] the absolute position of token 0.
+    """
+
+    rule: str
+    places: torch.Tensor
+    logits: torch.Tensor
+    owners: torch.Tensor
+    steps: torch.Tensor
+    tokens: torch.Tensor
+    dist_rows: torch.Tensor
+    lengths: torch.Tensor
+    first: torch.Tensor
+    settings: Settings
+
+    def by_step(self, values: torch.Tensor) -> torch.Tensor:
+        """[B, K + 1, …] from one value, or row of values, per group logit [m, …]."""
+        if self.steps.numel() == len(values):
+            return values.view(*self.steps.shape, *values.shape[1:])
+        return values[self.steps.to(values.device)]
+
+    def noise(self, device: torch.device) -> RuleNoise:
+        """The noise of each chain position, keyed by absolute position."""
+        positions = self.first[:, None] + torch.arange(self.steps.shape[1])
+        seeds = self.settings.seeds[:, None]
+        accept = uniform(seeds, Purpose.ACCEPT, positions[:, :-1])
+        return RuleNoise(accept.to(device), uniform(seeds, Purpose.CHOOSE, positions).to(device))
+
+    def draft(self, dists: torch.Tensor) -> torch.Tensor:
+        """float32 [B, K, V]: each drafted token's dist out of dists [n, V], one-hot where it has none."""
+        if self.dist_rows.numel() and bool((self.dist_rows >= 0).all()):
+            return dists[self.dist_rows.to(dists.device)]
+        width = dists.shape[1]
+        certain = one_hot(self.tokens.flatten().to(dists.device), width).view(*self.tokens.shape, width)
+        if not len(dists):
+            return certain
+        rows = self.dist_rows.to(dists.device)
+        return torch.where((rows >= 0)[..., None], dists[rows.clamp(min=0)], certain)
+
+
+def grouped(rows: Sequence[Row]) -> list[Group]:
+    """The due rows of a round, in order, by rule; their logits are taken to stand in the same order."""
+    members: dict[str, list[tuple[Row, int]]] = {}
+    at = 0
+    for row in rows:
+        if row.due:
+            rule = GREEDY if row.profile.temperature == 0 else row.profile.rule
+            members.setdefault(rule, []).append((row, at))
+            at += len(row.chain) + 1
+    return [_group(rule, *zip(*found, strict=True)) for rule, found in members.items()]
+
+
+def _group(rule: str, rows: Sequence[Row], ats: Sequence[int]) -> Group:
+    lengths = torch.tensor([len(row.chain) for row in rows])
+    longest = int(lengths.max())
+    ends = (lengths + 1).cumsum(0)
+    begins = ends - lengths - 1
+    owners = torch.arange(len(rows)).repeat_interleave(lengths + 1)
+    return Group(
+        rule=rule,
+        places=torch.tensor([row.index for row in rows]),
+        logits=torch.arange(int(ends[-1])) + (torch.tensor(ats) - begins)[owners],
+        owners=owners,
+        steps=begins[:, None] + torch.minimum(torch.arange(longest + 1), lengths[:, None]),
+        tokens=_padded([row.chain.tolist() for row in rows], longest, 0),
+        dist_rows=_padded([row.dist_rows.tolist() for row in rows], longest, -1),
+        lengths=lengths,
+        first=torch.tensor([row.first for row in rows]),
+        settings=Settings.of([row.profile for row in rows]),
+    )
+
+
+def _padded(values: Sequence[list[int]], width: int, fill: int) -> torch.Tensor:
+    padded = [row + [fill] * (width - len(row)) for row in values]
+    return torch.tensor(padded, dtype=torch.int64).view(len(values), width)

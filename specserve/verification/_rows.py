@@ -1,0 +1,87 @@
+"""A `Verify` message as rows, each checked on its own, so that one bad row spares the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specserve.errors import ProtocolError
+from specserve.models._stretches import Stretch, one_length, split, tokens_in_range
+from specserve.sampling.profiles import Profile, Profiles
+from specserve.transport.messages import Array, Verify
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's share of a round.
+
+    index is its place in the message; feed [f], chain [c], dist_rows [c] and table as in `messages.Verify`.
+    """
+
+    index: int
+    profile: Profile
+    start: int
+    feed: Array
+    chain: Array
+    dist_rows: Array
+    table: Array
+    due: bool
+
+    @property
+    def first(self) -> int:
+        """The absolute position of the first token that the target may choose."""
+        return self.start + len(self.feed)
+
+    @property
+    def stretch(self) -> Stretch:
+        """What the target reads: feed and chain, looked at from the last feed token on where a token is due."""
+        tokens = [*self.feed.tolist(), *self.chain.tolist()]
+        return Stretch(self.start, tokens, self.table, len(self.chain) + 1 if self.due else 0)
+
+
+def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row], dict[int, str]]:
+    """The rows of a message that can be served, and why for each of the others by its row id.
+
+    Raises ProtocolError when the message's columns contradict each other, which says nothing of single rows.
+    """
+    one_length(
+        rows=message.rows,
+        epochs=message.epochs,
+        starts=message.starts,
+        feed_lengths=message.feed_lengths,
+        due=message.due,
+        chain_lengths=message.chain_lengths,
+        table_lengths=message.table_lengths,
+    )
+    columns = zip(
+        message.rows.tolist(),
+        message.epochs.tolist(),
+        message.starts.tolist(),
+        split("feeds", message.feeds, message.feed_lengths),
+        split("chains", message.chains, message.chain_lengths),
+        split("dist_rows", message.dist_rows, message.chain_lengths),
+        split("tables", message.tables, message.table_lengths),
+        message.due.tolist(),
+        strict=True,
+    )
+    rows, faults = [], {}
+    for index, (row_id, epoch, *rest) in enumerate(columns):
+        try:
+            row = Row(index, profiles.find(row_id, epoch), *rest)
+            _check(row, vocab_size, len(message.dists.rows))
+            rows.append(row)
+        except ProtocolError as error:
+            faults[row_id] = f"row {row_id}: {error.message}"
+    return rows, faults
+
+
+def _check(row: Row, vocab_size: int, dists: int) -> None:
+    if not len(row.feed):
+        raise ProtocolError("an empty feed; the newest committed token, at least, must be fed")
+    if len(row.chain) and not row.due:
+        raise ProtocolError(f"{len(row.chain)} drafted tokens, but no token is due")
+    if row.start < 0:
+        raise ProtocolError(f"a feed that starts at position {row.start}")
+    tokens_in_range(row.feed, vocab_size)
+    tokens_in_range(row.chain, vocab_size)
+    if len(row.dist_rows) and (row.dist_rows.min() < -1 or row.dist_rows.max() >= dists):
+        raise ProtocolError(f"dist rows {row.dist_rows.tolist()}, but there are {dists} dists")

@@ -1,0 +1,111 @@
+"""Any order of admissions, messages, cancels, losses: invariants I1–I5 hold and the text is the target's."""
+
+from __future__ import annotations
+
+from harness import Pipeline
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from toy_workers import reference
+
+from specserve.errors import Overloaded
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """The pools are small on purpose: preemption, draft eviction and slot shortage happen all the time."""
+
+    @initialize(depth=st.sampled_from([0, 1, 3, 6]), blocks=st.sampled_from([16, 24]), slots=st.sampled_from([6, 20]))
+    def build(self, depth, blocks, slots):
+        self.pipeline = Pipeline(
+            depth=depth,
+            blocks=blocks,
+            draft_blocks=16,
+            slots=max(depth, slots),
+            end=1000,
+            queue_limit=3,
+            max_requests=4,
+            max_batch_tokens=24,
+        )
+        self.prompts: dict[str, tuple[list[int], int]] = {}
+        self.cancelled: set[str] = set()
+        self.away: set[str] = set()
+
+    @rule(length=st.integers(1, 30), max_tokens=st.integers(1, 20), depth=st.sampled_from([None, 0, 1]))
+    def submit(self, length, max_tokens, depth):
+        name = f"r{len(self.prompts)}"
+        prompt = [(13 * len(self.prompts) + i) % 90 for i in range(length)]
+        if depth is not None:
+            depth = min(depth, self.pipeline.config.engine.depth)
+        try:
+            self.pipeline.submit(name, prompt, max_tokens, depth=depth)
+        except Overloaded:
+            return
+        self.prompts[name] = (prompt, max_tokens)
+
+    @rule(which=st.integers(0, 200))
+    def cancel(self, which):
+        if self.prompts:
+            name = f"r{which % len(self.prompts)}"
+            if name in self.pipeline.engine._states:
+                self.cancelled.add(name)
+            self.pipeline.engine.cancel(name)
+
+    @rule(count=st.integers(1, 12))
+    def run(self, count):
+        for _ in range(count):
+            self.pipeline.step()
+
+    @rule()
+    def advance(self):
+        self.pipeline.engine.advance()
+        self.pipeline.engine.flush()
+
+    @rule(seconds=st.sampled_from([0.1, 3.0]))
+    def wait(self, seconds):
+        self.pipeline.clock.now += seconds
+
+    @rule()
+    def deliver_to_the_verifier_first(self):
+        if self.pipeline.verifier.held and not self.pipeline.verifier.closed:
+            self.pipeline.verifier.deliver(self.pipeline.engine)
+
+    @rule(which=st.sampled_from(["draft", "target"]))
+    def lose(self, which):
+        if which not in self.away:
+            self.away.add(which)
+            self.pipeline.lose(which)
+
+    @rule(which=st.sampled_from(["draft", "target"]))
+    def restart(self, which):
+        self.away.discard(which)
+        self.pipeline.restart(which)
+
+    @invariant()
+    def pools_add_up(self):
+        if hasattr(self, "pipeline"):
+            self.pipeline.engine.check()
+
+    def teardown(self):
+        if not hasattr(self, "pipeline"):
+            return
+        for which in list(self.away):
+            self.restart(which)
+        self.pipeline.settle()
+        for name, (prompt, max_tokens) in self.prompts.items():
+            answer = reference(prompt, max_tokens)[: 64 - len(prompt)]
+            got = self.pipeline.tokens(name)
+            assert got == answer[: len(got)], name
+            last = self.pipeline.last(name)
+            assert last.finish == ("abort" if name in self.cancelled else "length")
+            assert name in self.cancelled or len(got) == len(answer)
+        assert self.pipeline.idle()
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(
+    max_examples=150,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    derandomize=True,
+)

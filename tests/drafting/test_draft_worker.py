@@ -1,0 +1,216 @@
+"""The draft worker on a table model."""
+
+import numpy as np
+import pytest
+import torch
+from table_backend import TableBackend
+from worker_messages import Part, opened, plan
+
+from specserve.drafting.small_model import SmallModel
+from specserve.drafting.worker import DraftWorker, argmax_rules
+from specserve.drafting.workspace import DenseDists, SparseDists, Workspace
+from specserve.sampling import wire
+from specserve.sampling.dists import draw, process
+from specserve.sampling.noise import Purpose, uniform
+from specserve.transport.messages import Close, Failed, Push, Verify
+
+VOCAB = 9
+CPU = torch.device("cpu")
+
+
+def table(seed: int = 0) -> TableBackend:
+    model = TableBackend(torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2)
+    model.allocate(64, 4)
+    return model
+
+
+def worker_on(model: TableBackend, k: int = 64, form: str = "sparse", vocab_size: int = VOCAB) -> DraftWorker:
+    store = SparseDists(32, k, CPU) if form == "sparse" else DenseDists(32, vocab_size, CPU)
+    space = Workspace(32, store, CPU)
+    return DraftWorker(SmallModel(model, vocab_size), space, vocab_size=VOCAB, argmax_rules=argmax_rules())
+
+
+def pushed(worker: DraftWorker, message) -> Push:
+    (reply,) = worker.handle(message)
+    assert isinstance(reply, Push), reply
+    return reply
+
+
+def test_a_push_describes_its_nodes() -> None:
+    """Ragged depths, a feed without drafts among them: every column of the push is as documented."""
+    model = table()
+    worker = worker_on(model)
+    for row in (4, 5, 6):
+        worker.handle(opened(row, epoch=2))
+    parts = [
+        Part(4, 0, [1, 2, 3], [0, 1], slots=[7, 8, 9], epoch=2),
+        Part(5, 0, [1, 2], [2], epoch=2),
+        Part(6, 0, [3], [3], slots=[1], epoch=2),
+    ]
+    push = pushed(worker, plan(parts, number=17))
+    assert push.plan == 17
+    assert push.rows.tolist() == [4, 5, 6]
+    assert push.epochs.tolist() == [2, 2, 2]
+    assert push.bases.tolist() == push.covered.tolist() == [3, 2, 1]
+    assert push.chain_lengths.tolist() == [3, 0, 1]
+    assert push.parents.tolist() == [-1, 0, 1, -1]
+    assert push.slots.tolist() == [7, 8, 9, 1]
+    assert push.fed.tolist() == [True, True, False, False]
+    assert push.sampled.tolist() == [True] * 4
+    assert push.dists.rows.shape == (4, 64 * 6)
+    assert push.busy_s > 0
+
+
+def test_drafting_is_one_ragged_forward_and_then_a_token_per_row_and_step() -> None:
+    """The last drafted token of a row is never fed; rows drop out as their depth is reached."""
+    model = table()
+    worker = worker_on(model)
+    for row in (1, 2):
+        worker.handle(opened(row))
+    push = pushed(worker, plan([Part(1, 0, [1, 2], [0, 1], slots=[0, 1, 2]), Part(2, 0, [5], [2], slots=[3, 4])]))
+    assert [batch.positions.tolist() for batch in model.forwards] == [[0, 1, 0], [2, 1], [3]]
+    assert [batch.wanted.tolist() for batch in model.forwards] == [[1, 2], [0, 1], [0]]
+    tokens = push.tokens.tolist()
+    assert [batch.tokens.tolist() for batch in model.forwards[1:]] == [[tokens[0], tokens[3]], [tokens[1]]]
+
+
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+@pytest.mark.parametrize(("temperature", "top_p", "top_k", "k"), [(1.0, 1.0, 0, 64), (0.6, 0.7, 0, 64), (1.5, 1, 4, 3)])
+def test_tokens_are_drawn_from_the_shipped_dists_with_propose_noise(
+    form: str, temperature: float, top_p: float, top_k: int, k: int
+) -> None:
+    """A node's dist is the request's own processed dist, truncated; its token is that dist's draw at its position."""
+    model = table()
+    worker = worker_on(model, k, form)
+    for seed in range(25):
+        worker.handle(opened(seed, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed))
+        push = pushed(worker, plan([Part(seed, 0, [1, 2, 3], [0, 1], slots=[4, 5, 6])]))
+        shipped = wire.decode(push.dists, VOCAB, CPU)
+        history = [1, 2, 3, *push.tokens.tolist()]
+        for j in range(3):
+            settings = (torch.tensor([temperature]), torch.tensor([float(top_p)]), torch.tensor([top_k]))
+            full = process(model.logits[history[j + 1], history[j + 2]][None], *settings, VOCAB)
+            kept = full if form == "dense" else wire.densify(*wire.sparsify(full, k), VOCAB)
+            assert torch.allclose(shipped[j : j + 1], kept, atol=1e-3)
+            assert shipped[j, history[3 + j]] > 0
+            if form == "dense":
+                noise = uniform(torch.tensor([seed]), Purpose.PROPOSE, torch.tensor([3 + j]))
+                assert draw(shipped[j : j + 1], noise).tolist() == [history[3 + j]]
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"rule": "exact"}])
+def test_tokens_picked_without_chance_ship_no_dists(how: dict) -> None:
+    """Greedy requests, and rules whose draft is the likeliest token, draft the argmax and ship nothing else."""
+    model = table()
+    worker = worker_on(model)
+    worker.handle(opened(1, **how))
+    push = pushed(worker, plan([Part(1, 0, [1, 2], [0, 1], slots=[0, 1, 2])]))
+    history = [1, 2]
+    for token in push.tokens.tolist():
+        assert token == int(model.logits[history[-2], history[-1]].argmax())
+        history.append(token)
+    assert len(push.dists.rows) == 0
+
+
+def test_a_mixed_plan_ships_a_row_for_every_node() -> None:
+    """Where one row draws, the nodes of greedy rows get their one-hot dists, so that rows stay in node order."""
+    model = table()
+    worker = worker_on(model)
+    worker.handle(opened(1, temperature=0))
+    worker.handle(opened(2, temperature=1))
+    parts = [Part(1, 0, [1, 2], [0, 1], slots=[0, 1]), Part(2, 0, [1], [2], slots=[2])]
+    push = pushed(worker, plan(parts))
+    shipped = wire.decode(push.dists, VOCAB, CPU)
+    assert shipped[:2].argmax(-1).tolist() == push.tokens[:2].tolist()
+    assert shipped[:2].max(-1).values.tolist() == [1, 1]
+    assert (shipped[2] > 0).sum() > 1
+    alone = pushed(worker, plan(parts[1:]))
+    assert alone.tokens.tolist() == push.tokens[2:].tolist()
+
+
+def test_a_draft_does_not_depend_on_its_batch_or_chunking() -> None:
+    """Alone, in company, or fed in two parts: the same seed and position draft the same tokens."""
+    model = table()
+    worker = worker_on(model)
+    for row in range(4):
+        worker.handle(opened(row, seed=row))
+    parts = [Part(r, 0, [1, 2, r], [2 * r, 2 * r + 1], slots=[4 * r, 4 * r + 1, 4 * r + 2]) for r in range(4)]
+    together = pushed(worker, plan(parts)).tokens.reshape(4, 3).tolist()
+    alone = [pushed(worker, plan([part])).tokens.tolist() for part in parts]
+    pushed(worker, plan([Part(2, 0, [1, 2], [9, 10])]))
+    fed_twice = pushed(worker, plan([Part(2, 2, [2], [9, 10], slots=[0, 1, 2])])).tokens.tolist()
+    assert together == alone
+    assert fed_twice == together[2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ids_beyond_the_shared_vocabulary_are_never_drafted(temperature: float) -> None:
+    """Padding ids of the draft's head are masked."""
+    model = table()
+    model.logits[..., 6:] = 60
+    for form in ("sparse", "dense"):
+        worker = worker_on(model, form=form, vocab_size=6)
+        worker.handle(opened(1, temperature=temperature))
+        assert pushed(worker, plan([Part(1, 0, [1], [0, 1], slots=[0, 1, 2])])).tokens.max() < 6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_chain_ends_before_dists_that_are_not_finite(temperature: float) -> None:
+    """A NaN of the draft costs that row the rest of its chain and nothing else."""
+    model = table()
+    clean = worker_on(table())
+    worker = worker_on(model)
+    parts = [Part(1, 0, [1, 2], [0, 1], slots=[0, 1, 2]), Part(2, 0, [3], [2, 3], slots=[3, 4, 5])]
+    for row in (1, 2):
+        worker.handle(opened(row, temperature=temperature, seed=row))
+        clean.handle(opened(row, temperature=temperature, seed=row))
+    expected = pushed(clean, plan(parts)).tokens.tolist()
+    model.logits[2, expected[0]] = torch.nan
+    push = pushed(worker, plan(parts))
+    assert push.chain_lengths.tolist() == [1, 3]
+    assert push.tokens.tolist() == [expected[0], *expected[3:]]
+    assert push.slots.tolist() == [0, 3, 4, 5]
+    assert push.fed.tolist() == [True, True, True, False]
+    assert len(push.dists.rows) in (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (Part(9, 0, [1], [1], slots=[1]), "not open"),
+        (Part(2, 0, [1], [1], slots=[1], epoch=3), "epoch"),
+        (Part(2, 0, [], [1], slots=[1]), "empty feed"),
+        (Part(2, -2, [1], [1], slots=[1]), "position"),
+        (Part(2, 0, [VOCAB], [1], slots=[1]), "vocabulary"),
+    ],
+)
+def test_a_row_that_cannot_be_drafted_is_named(part: Part, reason: str) -> None:
+    """Each fault of a row names that row and says why."""
+    worker = worker_on(table())
+    for row in (1, 2):
+        worker.handle(opened(row))
+    (reply,) = worker.handle(plan([Part(1, 0, [1], [0], slots=[0]), part], number=5))
+    assert isinstance(reply, Failed)
+    assert (reply.batch, reply.rows.tolist()) == (5, [part.row])
+    assert reason in reply.reason
+
+
+def test_a_plan_that_raises_fails_without_naming_rows() -> None:
+    """Unknown slots, a missing history, contradictory columns and foreign messages never raise."""
+    worker = worker_on(table())
+    worker.handle(opened(1))
+    broken = plan([Part(1, 0, [1], [0], slots=[0])])
+    object.__setattr__(broken, "feed_lengths", np.array([4], dtype=np.int32))
+    foreign = Verify(*[None] * 13)
+    for message in (plan([Part(1, 0, [1], [0], slots=[32])]), plan([Part(1, 5, [1], [0, 1])]), broken, foreign):
+        (reply,) = worker.handle(message)
+        assert isinstance(reply, Failed)
+        assert reply.rows.tolist() == []
+
+
+def test_close_forgets_a_row() -> None:
+    """A closed row is unknown."""
+    worker = worker_on(table())
+    worker.handle(opened(1))
+    assert worker.handle(Close(1)) == []
+    assert isinstance(worker.handle(plan([Part(1, 0, [1], [0])]))[0], Failed)

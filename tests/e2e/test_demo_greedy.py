@@ -1,0 +1,115 @@
+"""The real demo pair over HTTP: greedy text is transformers' own, at any depth, with any speculator, in any company."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import torch
+from http_server import serving
+from transformers import AutoModelForCausalLM
+
+from specserve import demo
+from specserve.bench.prompts import CHATS
+from specserve.local import LocalEngine
+
+TOKENS = 20
+PREFILL_CHUNK = 48
+SPECULATORS = ("small_model", "ngram")
+
+pytestmark = pytest.mark.demo
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """One engine for each speculator, both deep enough for every depth; requests choose their own."""
+    started = {}
+    try:
+        for speculator in SPECULATORS:
+            engine = LocalEngine(
+                {
+                    "draft": {"speculator": speculator},
+                    "target": {"kv_memory_gib": 0.5, "context_length": 2048},
+                    "engine": {"depth": 8, "prefill_chunk": PREFILL_CHUNK, "max_batch_tokens": 128, "max_requests": 8},
+                }
+            )
+            server = serving(engine)
+            started[speculator] = (engine, server.__enter__(), server)
+        yield {name: (engine, url) for name, (engine, url, _) in started.items()}
+    finally:
+        for engine, _, server in started.values():
+            server.__exit__(None, None, None)
+            engine.close()
+
+
+@pytest.fixture(scope="module")
+def expected(servers):
+    """Text and tokens of transformers' own greedy generate for each shipped prompt, end tokens cut off."""
+    tokenizer = servers["ngram"][0].tokenizer
+    model = AutoModelForCausalLM.from_pretrained(demo.target(lambda _: None), dtype="float32").eval()
+    answers = []
+    for text in CHATS:
+        prompt = tokenizer.chat_prompt([{"role": "user", "content": text}])
+        with torch.inference_mode():
+            out = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
+        tokens = out[0, len(prompt) :].tolist()
+        while tokens and tokens[-1] in tokenizer.end_tokens:
+            tokens.pop()
+        answers.append((len(prompt), tokenizer.decode(tokens), len(tokens)))
+    assert max(length for length, _, _ in answers) > 3 * PREFILL_CHUNK
+    return answers
+
+
+def ask(url, text, depth, stream=False):
+    speculation = {"enabled": True, "depth": depth} if depth else {"enabled": False}
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": TOKENS,
+        "speculation": speculation,
+    }
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300)
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    return (
+        answer["usage"]["prompt_tokens"],
+        answer["choices"][0]["message"]["content"],
+        answer["usage"]["completion_tokens"],
+    )
+
+
+CASES = [
+    pytest.param(depth, speculator, together, marks=() if sampled else pytest.mark.full)
+    for depth in (0, 1, 4, 8)
+    for speculator in SPECULATORS
+    for together in (1, 8)
+    for sampled in [(depth, speculator, together) in {(4, "small_model", 8), (8, "ngram", 8), (1, "small_model", 8)}]
+]
+
+
+@pytest.mark.parametrize(("depth", "speculator", "together"), CASES)
+def test_greedy_text_over_http_is_transformers_own(servers, expected, depth, speculator, together):
+    """All shipped prompts, some of them longer than the prefill chunk, one by one or eight at a time."""
+    _, url = servers[speculator]
+    with ThreadPoolExecutor(together) as pool:
+        got = list(pool.map(lambda text: ask(url, text, depth), CHATS))
+
+    assert got == expected
+
+
+def test_one_prompt_alone_at_every_depth_and_speculator(servers, expected):
+    """The sampled matrix still sees every depth and both speculators with a request on its own."""
+    for speculator in SPECULATORS:
+        for depth in (0, 1, 4, 8):
+            assert ask(servers[speculator][1], CHATS[6], depth) == expected[6]
+
+
+def test_drafts_are_really_kept(servers):
+    """Speculation does something: asked to repeat a text, the ngram speculator's drafts are kept."""
+    engine, _ = servers["ngram"]
+    answer = engine.chat([{"role": "user", "content": CHATS[6]}], max_tokens=60)
+
+    assert answer.stats.kept_tokens > 10
+    assert answer.stats.rounds < answer.stats.generated_tokens
+    assert engine.levels().slots_held == engine.levels().target_blocks_held == 0

@@ -1,0 +1,82 @@
+"""A model that is a table: logits depend on the last two tokens, which are read through the block table.
+
+Its KV is a store of (token, position) per block slot. A forward reads a row's whole history through the row's block
+ids and raises when a slot holds another position than it should, so wrong tables, positions or feeds cannot pass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specserve.models import RaggedBatch
+
+
+class TableBackend:
+    """A `Backend`. logits float32 [V, V, V]: table[second last token, last token] is a row of logits."""
+
+    def __init__(self, logits: torch.Tensor, context_length: int = 4096) -> None:
+        self.logits = logits
+        self.forwards: list[RaggedBatch] = []
+        self._context_length = context_length
+        self._block_tokens = 0
+        self._tokens = np.zeros((0, 0), dtype=np.int64)
+        self._positions = np.zeros((0, 0), dtype=np.int64)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self.logits.shape[-1]
+
+    @property
+    def context_length(self) -> int:
+        """Positions that may be fed."""
+        return self._context_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the table is."""
+        return self.logits.device
+
+    def bytes_per_block(self, block_tokens: int) -> int:
+        """A token and a position, 8 bytes each."""
+        return 16 * block_tokens
+
+    def allocate(self, blocks: int, block_tokens: int) -> None:
+        """Make the store; no slot holds a position yet."""
+        self._block_tokens = block_tokens
+        self._tokens = np.zeros((blocks, block_tokens), dtype=np.int64)
+        self._positions = np.full((blocks, block_tokens), -1, dtype=np.int64)
+
+    def forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """Write, then look up the table for every wanted token. Raises RuntimeError for a history that is not there."""
+        self.forwards.append(batch)
+        self._write(batch)
+        owners = np.repeat(np.arange(len(batch.tables)), np.diff(batch.offsets))
+        rows = [self._row(batch.tables[owners[at]], int(batch.positions[at])) for at in batch.wanted]
+        return torch.stack(rows).clone() if rows else self.logits.new_empty(0, self.vocab_size)
+
+    def _write(self, batch: RaggedBatch) -> None:
+        written = set()
+        for row, table in enumerate(batch.tables):
+            span = slice(batch.offsets[row], batch.offsets[row + 1])
+            if span.start == span.stop:
+                raise RuntimeError(f"row {row} of the batch is empty")
+            for token, position in zip(batch.tokens[span], batch.positions[span], strict=True):
+                slot = self._slot(table, int(position))
+                if slot in written or not 0 <= position < self._context_length:
+                    raise RuntimeError(f"position {position} is written twice, or is beyond the context")
+                written.add(slot)
+                self._tokens[slot], self._positions[slot] = token, position
+            self._row(table, int(batch.positions[span.stop - 1]))
+
+    def _slot(self, table: np.ndarray, position: int) -> tuple[int, int]:
+        return int(table[position // self._block_tokens]), position % self._block_tokens
+
+    def _row(self, table: np.ndarray, position: int) -> torch.Tensor:
+        slots = [self._slot(table, p) for p in range(position + 1)]
+        held = [int(self._positions[slot]) for slot in slots]
+        if held != list(range(position + 1)):
+            raise RuntimeError(f"a history of positions {held}, expected 0 to {position}")
+        before = int(self._tokens[slots[-2]]) if position else 0
+        return self.logits[before, int(self._tokens[slots[-1]])]

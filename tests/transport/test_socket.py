@@ -1,0 +1,384 @@
+"""The socket transport: what is sent arrives as it was, what does not belong is dropped, who dies is reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from specserve.errors import ChannelError
+from specserve.transport import Arrived, Mailbox, PeerLost
+from specserve.transport import messages as m
+from specserve.transport.peers import HEADER, MAGIC, VERSION
+from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
+from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling
+
+WAIT_S = 20.0
+
+
+class Side:
+    """An endpoint with its mailbox."""
+
+    def __init__(self, host: str | None = None, node_id: str = "", lost_after_s: float | None = None) -> None:
+        self.mailbox = Mailbox()
+        self.endpoint = Endpoint(self.mailbox, host=host, node_id=node_id, lost_after_s=lost_after_s)
+
+
+@pytest.fixture
+def make_side() -> Iterator[Callable[..., Side]]:
+    """Endpoints that are closed at the end."""
+    sides: list[Side] = []
+
+    def make(**kwargs: object) -> Side:
+        sides.append(Side(**kwargs))  # type: ignore[arg-type]
+        return sides[-1]
+
+    yield make
+    for side in sides:
+        side.endpoint.close()
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[[Address], zmq.Socket]]:
+    """Plain PUSH sockets that say whatever a test wants."""
+    context = zmq.Context()
+    sockets: list[zmq.Socket] = []
+
+    def connect(address: Address) -> zmq.Socket:
+        socket = context.socket(zmq.PUSH)
+        socket.connect(address.ipc)
+        sockets.append(socket)
+        return socket
+
+    yield connect
+    context.destroy(linger=0)
+
+
+def ints(*values: int, dtype: str = "int32") -> m.Array:
+    return np.array(values, dtype=dtype)
+
+
+def dists(rows: int, width: int) -> m.Dists:
+    rng = np.random.default_rng(7)
+    return m.Dists("dense", width, rng.integers(0, 256, (rows, 2 * width), dtype=np.uint8))
+
+
+def every_message() -> list[m.Message]:
+    stats = RequestStats(3, 4, 2, 6, 2, (0, 1, 1), 0.1, 0.2, 0.3)
+    request = Request(RequestId("r"), (1, 2, 3), 9, Sampling(0.5, 0.9, 40), 2**63, ("a", "é"), (5,), True, 3)
+    rows = ints(2**40, 7, dtype="int64")
+    two = ints(1, 2)
+    flags = np.array([True, False])
+    return [
+        m.Open(2**40, 3, ints(1, 2, 3), 2, 0.7, 0.9, 50, "rejection", 2**63 - 1),
+        m.Close(9),
+        m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9)),
+        m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, dists(2, 1000), two, two),
+        m.Push(3, rows, two, two, two, two, two, two, two, flags, flags, m.Dists.none(), 0.25),
+        m.Verdict(4, rows, two, two, ints(-1, 4), 0.5, 0.125),
+        m.Cannot(5, rows, two, two),
+        m.Failed(6, m.empty("int64"), "why"),
+        m.Submit(request),
+        m.Cancel("r"),
+        m.Deltas(
+            8,
+            (
+                Delta(RequestId("r"), (1, 2), 1, 2, "stop", "end", stats),
+                Delta(RequestId("q"), (), finish="error", failure=Failure(503, "unavailable", "gone")),
+            ),
+        ),
+    ]
+
+
+def as_bytes(message: m.Message) -> list[bytes]:
+    return [bytes(buffer) for buffer in m.pack(message)]
+
+
+def received(side: Side) -> object:
+    item = side.mailbox.get(WAIT_S)
+    assert item is not None, f"nothing arrived; dropped: {side.endpoint.dropped}"
+    return item
+
+
+def header(address: Address, sequence: int, *, life: int = 0, sender: int = 1) -> bytes:
+    return HEADER.pack(MAGIC, VERSION, address.nonce, life, sender, sequence)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("nodes", [("a", "a"), ("a", "b")], ids=["ipc", "tcp"])
+def test_every_kind_arrives_as_it_was_sent(make_side, nodes):
+    """Each message kind but Beat arrives once, in order, equal to the last byte, over ipc and over tcp."""
+    here, there = make_side(node_id=nodes[0]), make_side(node_id=nodes[1], host="127.0.0.1")
+    channel = here.endpoint.connect(there.endpoint.accept("here", 5))
+    sent = every_message()
+    assert {type(message).__name__ for message in sent} == m.Message.KINDS.keys() - {"Beat"}
+    for message in sent:
+        channel.send(message)
+    for message in sent:
+        item = received(there)
+        assert isinstance(item, Arrived)
+        assert (item.peer, item.life, type(item.message)) == ("here", 5, type(message))
+        assert as_bytes(item.message) == as_bytes(message)
+    assert not there.endpoint.dropped
+
+
+def test_20_megabytes_arrive(make_side):
+    """A large dense buffer arrives complete."""
+    side = make_side()
+    channel = side.endpoint.connect(side.endpoint.accept("big", 0))
+    big = dists(20, 500_000)
+    two = ints(1, 2)
+    rows = ints(1, 2, dtype="int64")
+    channel.send(m.Verify(2, rows, two, two, two, two, np.array([True, True]), two, two, two, big, two, two))
+    item = received(side)
+    assert np.array_equal(item.message.dists.rows, big.rows)
+
+
+def test_other_node_needs_tcp(make_side):
+    """Connecting across nodes to an endpoint without tcp is an error that says so."""
+    here, there = make_side(node_id="a"), make_side(node_id="b")
+    with pytest.raises(ChannelError, match="its own node only"):
+        here.endpoint.connect(there.endpoint.accept("here", 0))
+
+
+def test_garbage_is_counted_and_harmless(make_side, raw):
+    """Wrong magic, nonce, length, life, cut or foreign bodies change nothing; a good message still comes through."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 3)
+    socket = raw(address)
+    good = as_bytes(m.Close(1))
+    unknown = HEADER.pack(MAGIC, VERSION, b"x" * 16, 3, 1, 0)
+    bad_version = HEADER.pack(MAGIC, VERSION + 1, address.nonce, 3, 1, 0)
+    verify = as_bytes(every_message()[3])
+    socket.send_multipart([b""])
+    socket.send_multipart([os.urandom(HEADER.size)])
+    socket.send_multipart([bad_version, *good])
+    socket.send_multipart([unknown, *good])
+    socket.send_multipart([header(address, 0, life=2), *good])
+    socket.send_multipart([header(address, 0, life=3)])
+    socket.send_multipart([header(address, 1, life=3), os.urandom(50)])
+    socket.send_multipart([header(address, 2, life=3), *verify[:-1]])
+    socket.send_multipart([header(address, 3, life=3), *verify[:4], verify[4][:-1], *verify[5:]])
+    socket.send_multipart([header(address, 4, life=3), *good, b"more"])
+    socket.send_multipart([header(address, 5, life=3), *good])
+    item = received(side)
+    assert isinstance(item, Arrived)
+    assert item.message == m.Close(1)
+    assert side.endpoint.dropped == {"header": 3, "nonce": 1, "old life": 1, "damaged": 5}
+    assert side.mailbox.get(0) is None
+
+
+def test_random_bytes_never_stop_the_receiver(make_side, raw):
+    """500 messages of random frames behind a valid header are all dropped as damaged."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 0)
+    socket = raw(address)
+    rng = np.random.default_rng(3)
+    for sequence in range(500):
+        frames = [rng.bytes(int(size)) for size in rng.integers(0, 200, int(rng.integers(1, 5)))]
+        socket.send_multipart([header(address, sequence), *frames])
+    socket.send_multipart([header(address, 500), *as_bytes(m.Cancel("x"))])
+    assert received(side).message == m.Cancel("x")
+    assert side.endpoint.dropped == {"damaged": 500}
+
+
+def test_gap_ends_the_life_once(make_side, raw):
+    """A missing message is reported as one PeerLost, and nothing of that life gets through afterwards."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 4)
+    socket = raw(address)
+    good = as_bytes(m.Close(1))
+    for sequence in (0, 2, 1, 3):
+        socket.send_multipart([header(address, sequence, life=4), *good])
+    assert isinstance(received(side), Arrived)
+    lost = received(side)
+    assert isinstance(lost, PeerLost)
+    assert (lost.peer, lost.life) == ("peer", 4)
+    until(lambda: side.endpoint.dropped.total() == 3)
+    assert side.endpoint.dropped == {"gap": 1, "old life": 2}
+    assert side.mailbox.get(0) is None
+
+
+def test_repeated_message_is_dropped(make_side, raw):
+    """The same sequence number twice is taken once."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 0)
+    socket = raw(address)
+    for sequence, row in ((0, 1), (0, 1), (1, 2)):
+        socket.send_multipart([header(address, sequence), *as_bytes(m.Close(row))])
+    assert [received(side).message.row for _ in range(2)] == [1, 2]
+    assert side.endpoint.dropped == {"repeated": 1}
+
+
+def test_new_life_silences_the_old_one(make_side):
+    """After a peer was accepted again, its old channel is not heard and the new one is."""
+    side = make_side()
+    old = side.endpoint.connect(side.endpoint.accept("peer", 0))
+    new = side.endpoint.connect(side.endpoint.accept("peer", 1))
+    old.send(m.Close(1))
+    new.send(m.Close(2))
+    item = received(side)
+    assert (item.life, item.message.row) == (1, 2)
+    until(lambda: side.endpoint.dropped == {"old life": 1})
+
+
+def test_concurrent_senders_keep_their_own_order(make_side):
+    """Eight channels of one peer, each with its own thread: all messages arrive, in order per channel."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 0)
+    channels = [side.endpoint.connect(address) for _ in range(8)]
+
+    def send(channel: SocketChannel, number: int) -> None:
+        for index in range(200):
+            channel.send(m.Close(number * 1000 + index))
+
+    threads = [threading.Thread(target=send, args=pair) for pair in zip(channels, range(8), strict=True)]
+    for thread in threads:
+        thread.start()
+    rows = [received(side).message.row for _ in range(1600)]
+    for thread in threads:
+        thread.join()
+    for number in range(8):
+        assert [row for row in rows if row // 1000 == number] == [number * 1000 + index for index in range(200)]
+
+
+def test_beats_are_consumed(make_side):
+    """A beat updates what is known of the peer and is not delivered as a message."""
+    side = make_side()
+    assert side.endpoint.progress("peer") is None
+    channel = side.endpoint.connect(side.endpoint.accept("peer", 0))
+    heart = Heart(channel, 0.01, lambda: (41, True))
+    until(lambda: side.endpoint.progress("peer") == (41, True))
+    heart.close()
+    heart.close()
+    assert side.mailbox.get(0) is None
+
+
+def test_silence_is_reported_once_and_only_after_a_first_word(make_side):
+    """A peer that never spoke is not lost; one that beat and stopped is, once."""
+    side = make_side(lost_after_s=0.2)
+    side.endpoint.accept("mute", 0)
+    channel = side.endpoint.connect(side.endpoint.accept("peer", 6))
+    heart = Heart(channel, 0.02, lambda: (0, False))
+    assert side.mailbox.get(0.6) is None
+    heart.close()
+    lost = received(side)
+    assert isinstance(lost, PeerLost)
+    assert (lost.peer, lost.life) == ("peer", 6)
+    assert side.mailbox.get(0.5) is None
+
+
+def test_chatter_of_one_peer_does_not_hide_the_silence_of_another(make_side):
+    """While one peer sends without pause, another one's death is still noticed."""
+    side = make_side(lost_after_s=0.2)
+    busy = Heart(side.endpoint.connect(side.endpoint.accept("busy", 0)), 0.001, lambda: (0, True))
+    side.endpoint.connect(side.endpoint.accept("quiet", 0)).send(m.Close(1))
+    assert received(side).message == m.Close(1)
+    assert received(side).peer == "quiet"
+    busy.close()
+
+
+def test_expected_peer_may_be_lost_without_a_word(make_side):
+    """A peer that is expected and never speaks is reported."""
+    side = make_side(lost_after_s=0.2)
+    side.endpoint.accept("peer", 3)
+    side.endpoint.expect("peer")
+    side.endpoint.expect("stranger")
+    lost = received(side)
+    assert isinstance(lost, PeerLost)
+    assert (lost.peer, lost.life) == ("peer", 3)
+
+
+def test_forgotten_peer_is_not_reported(make_side):
+    """A peer that left on purpose causes no PeerLost."""
+    side = make_side(lost_after_s=0.1)
+    channel = side.endpoint.connect(side.endpoint.accept("peer", 0))
+    channel.send(m.Close(1))
+    assert isinstance(received(side), Arrived)
+    side.endpoint.forget("peer")
+    side.endpoint.forget("stranger")
+    assert side.mailbox.get(0.4) is None
+
+
+_CHILD = """
+import pickle, sys, time
+from specserve.transport import Mailbox
+from specserve.transport.socket import Endpoint, Heart
+address = pickle.loads(bytes.fromhex(sys.argv[1]))
+endpoint = Endpoint(Mailbox())
+Heart(endpoint.connect(address), 0.05, lambda: (1, False))
+time.sleep(120)
+"""
+
+
+def test_killed_process_is_noticed(make_side, tmp_path):
+    """SIGKILL of a beating process leads to PeerLost; the address survives pickling on the way."""
+    import pickle
+
+    side = make_side(lost_after_s=0.5)
+    address = side.endpoint.accept("child", 2)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, pickle.dumps(address).hex()], env=environment)
+    try:
+        until(lambda: side.endpoint.progress("child") == (1, False))
+        child.send_signal(signal.SIGKILL)
+        lost = received(side)
+        assert isinstance(lost, PeerLost)
+        assert (lost.peer, lost.life) == ("child", 2)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_send_never_blocks(make_side):
+    """Towards an address where nobody listens, sends queue up to a bound and then raise ChannelError."""
+    side = make_side()
+    channel = side.endpoint.connect(Address("", "ipc:///nowhere/at/all", None, b"0" * 16, 0))
+    with pytest.raises(ChannelError, match="unread"):
+        list(map(channel.send, map(m.Close, range(20_000))))
+
+
+def test_close_leaves_nothing(monkeypatch, tmp_path):
+    """After close, twice, no thread and no file is left; sending and connecting raise ChannelError."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(threading.enumerate())
+    endpoint = Endpoint(Mailbox(), host="127.0.0.1")
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    address = endpoint.accept("peer", 0)
+    channel = endpoint.connect(address)
+    channel.send(m.Close(1))
+    endpoint.close()
+    endpoint.close()
+    channel.close()
+    with pytest.raises(ChannelError):
+        channel.send(m.Close(1))
+    with pytest.raises(ChannelError):
+        endpoint.connect(address)
+    assert set(threading.enumerate()) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_long_path_is_refused_cleanly(monkeypatch, tmp_path):
+    """A temporary folder that is too deep for a socket is an error with advice, and leaves no file."""
+    deep = Path(tmp_path) / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(ChannelError, match="TMPDIR"):
+        Endpoint(Mailbox())
+    assert list(deep.iterdir()) == []
