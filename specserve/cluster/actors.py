@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import ray
@@ -17,6 +18,7 @@ from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
 from specserve.errors import ProtocolError
 from specserve.models.loading import prepare
+from specserve.models.vocabulary import token_ids
 from specserve.transport import Worker
 from specserve.transport.messages import unpack
 from specserve.transport.socket import Address
@@ -60,6 +62,7 @@ class WorkerActor:
         self._config = configs.parse(config_tree)
         self._model = self._config.target if role == TARGET else self._config.draft.model
         self._progress = "starting"
+        self._folder: Path | None = None
         self._worker: Worker | None = None
         self._info: WorkerInfo | None = None
         self._session: WorkerSession | None = None
@@ -73,11 +76,17 @@ class WorkerActor:
     def load(self) -> WorkerInfo:
         """Prepare and load the model, once. Raises ConfigError when the model cannot be served as configured."""
         if self._info is None:
-            prepare(self._model, self._report, role=self._role)
+            self._folder = prepare(self._model, self._report, role=self._role)
             self._report("loading weights")
             self._worker, self._info = importlib.import_module(_BUILDERS[self._role]).build(self._config)
             self._report("ready")
         return self._info
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token of the loaded model's tokenizer with its id. Raises ProtocolError before `load`."""
+        if self._folder is None:
+            raise ProtocolError(f"{self._role}: vocabulary before load")
+        return token_ids(self._folder)
 
     def _report(self, text: str) -> None:
         self._progress = text

@@ -30,7 +30,14 @@ def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> No
     """Serve until SIGINT or SIGTERM. Raises ConfigError when the deployment cannot start, in words."""
     config = with_port(config)
     stopping = threading.Event()
-    with _signals(stopping), _own_stdout() as out, _ray(ray_address), deployed(config, stopping, _Display()) as up:
+    # Ray replaces signal handlers when it starts, so ours go in once more behind it.
+    with (
+        _own_stdout() as out,
+        _signals(stopping),
+        _ray(ray_address),
+        _signals(stopping),
+        deployed(config, stopping, _Display(), own_ray=ray_address is None) as up,
+    ):
         if up:
             _banner(config, out)
             stopping.wait()
@@ -64,10 +71,12 @@ def _existing_ray(address: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deployed(config: Config, stopping: threading.Event, display: _Display | None = None) -> Iterator[bool]:
+def deployed(
+    config: Config, stopping: threading.Event, display: _Display | None = None, *, own_ray: bool = True
+) -> Iterator[bool]:
     """Start Serve and the application; yields True when it serves, False when told to stop before.
 
-    At the end the application is deleted and Serve shut down, unless Serve was there before.
+    At the end the application is deleted, and on a Ray of our own Serve is shut down too.
     """
     _quiet_logs()
     http = {"host": config.server.host, "port": config.server.port}
@@ -80,7 +89,19 @@ def deployed(config: Config, stopping: threading.Event, display: _Display | None
         with contextlib.suppress(Exception):
             _pipeline().stop.remote().result(timeout_s=_DRAIN_S)
         serve.delete(APP_NAME)
-        serve.shutdown()
+        if own_ray:
+            serve.shutdown()
+
+
+@contextlib.contextmanager
+def running(config: Config) -> Iterator[tuple[str, Config]]:
+    """A local Ray that serves this configuration, for as long as the block lasts: its base URL and final config.
+
+    Raises ConfigError when the deployment cannot start, in words.
+    """
+    config = with_port(config)
+    with _own_stdout(), local_ray(), deployed(config, threading.Event()):
+        yield f"http://{config.server.host}:{config.server.port}", config
 
 
 def _wait(config: Config, stopping: threading.Event, display: _Display) -> bool:
@@ -190,7 +211,8 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None was not set from Python and cannot be put back
+                signal.signal(number, handler)
 
 
 def _quiet_logs() -> None:

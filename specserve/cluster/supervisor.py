@@ -20,6 +20,7 @@ from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError, Unavailable
 from specserve.models.threads import cpu_worker_environment
+from specserve.models.vocabulary import require_same
 from specserve.transport.socket import Address
 from specserve.types import Health, ModelCard, WorkerInfo
 
@@ -79,7 +80,15 @@ class Supervisor:
             if role != COORDINATOR:
                 self._members[role] = _Member(role, self._create_worker(role))
         await asyncio.gather(*(self._load(member) for member in self._members.values()))
+        await self._check_vocabularies()
         await self._begin()
+
+    async def _check_vocabularies(self) -> None:
+        """The workers may live on different hosts, so their vocabularies are compared here, token by token."""
+        if DRAFT in self._members:
+            handles = [self._members[role].handle for role in (TARGET, DRAFT)]
+            target, draft = await asyncio.gather(*(_result(handle.vocabulary.remote()) for handle in handles))
+            require_same(target, draft, self._config.target.source, self._config.draft.model.source)
 
     async def _place(self) -> PlacementGroup:
         group = placement_group(list(self._placement.bundles), strategy=self._placement.strategy)
@@ -158,6 +167,10 @@ class Supervisor:
         while True:
             await asyncio.sleep(POLL_S)
             state = await self._coordinator_state()
+            if state is not None and state.health.status == "dead":
+                # Its books are void; a fresh process starts with empty ones.
+                ray.kill(self._coordinator, no_restart=False)
+                state = None
             if state is None or not state.started:
                 await self._recover_coordinator()
                 continue

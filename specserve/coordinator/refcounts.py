@@ -72,11 +72,10 @@ class RefcountPool:
         Raises PoolError if an id would be freed more often than it is held.
         """
         listed = list(places)
-        if len(listed) == 1:
-            self._require(listed[0], 1)
-        else:
-            for place, times in Counter(listed).items():
-                self._require(place, times)
+        distinct = set(listed)
+        for place, times in Counter(listed).items() if len(distinct) < len(listed) else ((id_, 1) for id_ in distinct):
+            if self.count(place) < times:
+                raise PoolError(f"{self._what} {place} freed {times}×, but it is held {self.count(place)}×")
         released = []
         for place in listed:
             self._counts[place] -= 1
@@ -84,10 +83,6 @@ class RefcountPool:
                 self._free.append(place)
                 released.append(place)
         return released
-
-    def _require(self, place: int, times: int) -> None:
-        if self.count(place) < times:
-            raise PoolError(f"{self._what} {place} freed {times}×, but it is held {self.count(place)}×")
 
     def check(self) -> None:
         """Prove that every id is free or held, never both, never neither. Raises PoolError."""

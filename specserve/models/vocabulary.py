@@ -14,9 +14,8 @@ def check(target_folder: Path, draft_folder: Path, target_width: int, draft_widt
     differently, e.g. 151,936 and 152,064; ids at or above the result must be masked in both.
     Raises ConfigError with the number of differences and the first few.
     """
-    target, draft = _token_ids(target_folder), _token_ids(draft_folder)
-    if target != draft:
-        raise ConfigError(_differences(target, draft, target_folder, draft_folder))
+    target, draft = token_ids(target_folder), token_ids(draft_folder)
+    require_same(target, draft, str(target_folder), str(draft_folder))
     known = max(target.values()) + 1
     narrowest = min(target_width, draft_width)
     if narrowest < known:
@@ -25,7 +24,14 @@ def check(target_folder: Path, draft_folder: Path, target_width: int, draft_widt
     return known
 
 
-def _token_ids(folder: Path) -> dict[str, int]:
+def require_same(target: dict[str, int], draft: dict[str, int], target_name: str, draft_name: str) -> None:
+    """Raise ConfigError, with the number of differences and the first few, unless every token has the same id."""
+    if target != draft:
+        raise ConfigError(_differences(target, draft, target_name, draft_name))
+
+
+def token_ids(folder: Path) -> dict[str, int]:
+    """Every token of a model folder's tokenizer with its id, added ones included. Raises ConfigError."""
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
@@ -40,12 +46,12 @@ def _token_ids(folder: Path) -> dict[str, int]:
     return ids
 
 
-def _differences(target: dict[str, int], draft: dict[str, int], target_folder: Path, draft_folder: Path) -> str:
+def _differences(target: dict[str, int], draft: dict[str, int], target_name: str, draft_name: str) -> str:
     different = [token for token in {**target, **draft} if target.get(token) != draft.get(token)]
     different.sort(key=lambda token: (min(target.get(token, 1 << 62), draft.get(token, 1 << 62)), token))
     shown = "; ".join(f"{token!r} is {_said(target, token)} / {_said(draft, token)}" for token in different[:5])
     return (
-        f"target ({target_folder}) and draft ({draft_folder}) have different tokenizers: {len(different)} tokens "
+        f"target ({target_name}) and draft ({draft_name}) have different tokenizers: {len(different)} tokens "
         f"differ. target / draft: {shown}. Use a draft model of the target's own family"
     )
 
