@@ -167,7 +167,8 @@ class Http:
         return RequestStats(
             prompt_tokens=body["usage"]["prompt_tokens"],
             generated_tokens=body["usage"]["completion_tokens"],
-            rounds=spec.get("num_spec_steps", 0),
+            # Without speculation the server reports no rounds: there is one for each token.
+            rounds=spec.get("num_spec_steps", body["usage"]["completion_tokens"]),
             drafted_tokens=spec.get("num_draft_tokens", 0),
             kept_tokens=spec.get("num_accepted_draft_tokens", 0),
             histogram=tuple(spec.get("acceptance_histogram", ())),

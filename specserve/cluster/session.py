@@ -3,48 +3,64 @@
 from __future__ import annotations
 
 import logging
-import threading
+from collections.abc import Callable
 
-from specserve.transport import Mailbox, Worker
-from specserve.transport.local import Stop, worker_loop
+from specserve.errors import ChannelError
+from specserve.transport import Arrived, Mailbox, Worker
 from specserve.transport.socket import Address, Endpoint, Heart
 
 log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """One life of a worker: a receive thread, a model thread and a heart, all towards one coordinator.
+    """One life of a worker: a thread that receives and computes, and a heart, both towards one coordinator.
 
-    `address` is where the coordinator may send to. A session whose model thread fails stops its heart, so that the
-    coordinator finds it lost and a new session is made.
+    `address` is where the coordinator may send to. A session whose worker fails outside of a batch stops its heart,
+    so that the coordinator finds it lost and a new session is made.
     """
 
     def __init__(
         self, worker: Worker, coordinator: Address, life: int, *, host: str | None, node_id: str, heartbeat_s: float
     ) -> None:
         self._worker = worker
-        self._now = (0, False)
-        self._mailbox = Mailbox()
-        self._endpoint = Endpoint(self._mailbox, host=host, node_id=node_id)
+        self._finished = 0
+        self._busy = False
+        self._failed = False
+        self._endpoint = Endpoint(_Direct(self._handle), host=host, node_id=node_id)
         self.address = self._endpoint.accept("coordinator", life)
         self._channel = self._endpoint.connect(coordinator)
-        self._heart = Heart(self._endpoint.connect(coordinator), heartbeat_s, lambda: self._now)
-        self._thread = threading.Thread(target=self._work, name="specserve-model", daemon=True)
-        self._thread.start()
+        self._heart = Heart(self._endpoint.connect(coordinator), heartbeat_s, lambda: (self._finished, self._busy))
 
-    def _work(self) -> None:
+    def _handle(self, item: object) -> None:
+        """Runs on the receive thread: while a batch is computed, what comes next waits in the socket."""
+        if not isinstance(item, Arrived) or self._failed:
+            return
+        self._busy = True
         try:
-            worker_loop(self._worker, self._mailbox, self._channel, self._progressed)
+            for reply in self._worker.handle(item.message):
+                self._channel.send(reply)
+        except ChannelError as error:
+            log.warning("the coordinator takes no replies: %s", error.message)
         except Exception:
             log.exception("the worker failed outside of a batch; it waits for a new connection")
-            self._heart.close()
-
-    def _progressed(self, finished: int, busy: bool) -> None:
-        self._now = (finished, busy)
+            self._failed = True
+            self._heart.stop()
+        finally:
+            self._finished += 1
+            self._busy = False
 
     def close(self) -> None:
         """End after the batch that is being computed, if any. Idempotent."""
-        self._mailbox.put(Stop())
-        self._thread.join()
         self._heart.close()
         self._endpoint.close()
+
+
+class _Direct(Mailbox):
+    """Hands every item to a function in the thread that delivers it: one thread hop less in every round."""
+
+    def __init__(self, handle: Callable[[object], None]) -> None:
+        super().__init__()
+        self._take = handle
+
+    def put(self, item: object) -> None:
+        self._take(item)

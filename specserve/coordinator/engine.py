@@ -46,6 +46,7 @@ from specserve.types import (
     Health,
     PoolLevels,
     Request,
+    RoundStats,
     RowId,
     WorkerInfo,
 )
@@ -100,6 +101,7 @@ class Engine:
         self._round: Round | None = None  # rows that the verifier is computing
         self._round_number = 0
         self._round_began_s = 0.0
+        self._unrecorded: RoundStats | None = None  # the last round's numbers, not yet in the metrics
         self._last_end_s: float | None = None  # end of the last round while there was always work
         self._draining = False
         self._dead: str | None = None
@@ -364,8 +366,7 @@ class Engine:
     def _finish_round(self, current: Round, verdict: Verdict, tally: Tally) -> None:
         now = self._clock()
         draft_busy = self._drafts.busy_s if isinstance(self._drafts, WorkerDrafts) else 0.0
-        self._metrics.round(current.stats(verdict, tally, draft_busy, now))
-        self._metrics.levels(self.levels())
+        self._unrecorded = current.stats(verdict, tally, draft_busy, now)
         self._last_end_s = now
 
     def _fail_rows(self, failure: Failed) -> None:
@@ -440,11 +441,18 @@ class Engine:
         self._outbox.setdefault(owner, []).append(delta)
 
     def flush(self) -> None:
-        """Hand every owner its deltas since the last flush, in one go each."""
-        if self._outbox:
-            outbox, self._outbox = self._outbox, {}
-            for owner, deltas in outbox.items():
-                self._sink(owner, tuple(deltas))
+        """Hand every owner its deltas since the last flush, in one go each, and book the round.
+
+        Called after `advance`, so that this happens while the workers compute.
+        """
+        outbox, self._outbox = self._outbox, {}
+        for owner, deltas in outbox.items():
+            self._sink(owner, tuple(deltas))
+        if self._unrecorded is not None:
+            self._metrics.round(self._unrecorded)
+        if outbox or self._unrecorded is not None:
+            self._metrics.levels(self.levels())
+        self._unrecorded = None
 
     # ---- workers that come and go ---------------------------------------------------------------------------
 

@@ -252,6 +252,10 @@ class Heart:
             if self._stopped.wait(self._interval_s):
                 return
 
+    def stop(self) -> None:
+        """Stop beating, from any thread and without waiting."""
+        self._stopped.set()
+
     def close(self) -> None:
         """Stop beating and close the channel. Idempotent."""
         self._stopped.set()

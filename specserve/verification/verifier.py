@@ -66,10 +66,10 @@ class Verifier:
             return _failed(message.round, {}, f"{type(error).__name__}: {error}")
 
     def _round(self, message: Verify) -> Message:
+        began = perf_counter()
         rows, faults = read(message, self._profiles, self._backend.vocab_size)
         if faults:
             return _failed(message.round, faults)
-        began = perf_counter()
         logits = self._forward(rows)
         forwarded = perf_counter()
         kept, chosen, healthy = self._judge(rows, logits, message.dists)
