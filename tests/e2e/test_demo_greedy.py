@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
+import greedy_reference
 import pytest
-import torch
 from http_server import serving
-from transformers import AutoModelForCausalLM
 
-from specserve import demo
 from specserve.bench.prompts import CHATS
 from specserve.local import LocalEngine
 
@@ -44,39 +41,15 @@ def servers():
 
 
 @pytest.fixture(scope="module")
-def expected(servers):
-    """Text and tokens of transformers' own greedy generate for each shipped prompt, end tokens cut off."""
-    tokenizer = servers["ngram"][0].tokenizer
-    model = AutoModelForCausalLM.from_pretrained(demo.target(lambda _: None), dtype="float32").eval()
-    answers = []
-    for text in CHATS:
-        prompt = tokenizer.chat_prompt([{"role": "user", "content": text}])
-        with torch.inference_mode():
-            out = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
-        tokens = out[0, len(prompt) :].tolist()
-        while tokens and tokens[-1] in tokenizer.end_tokens:
-            tokens.pop()
-        answers.append((len(prompt), tokenizer.decode(tokens), len(tokens)))
+def expected():
+    """Text and tokens of transformers' own greedy generate for each shipped prompt."""
+    answers = greedy_reference.generate(TOKENS)
     assert max(length for length, _, _ in answers) > 3 * PREFILL_CHUNK
     return answers
 
 
-def ask(url, text, depth, stream=False):
-    speculation = {"enabled": True, "depth": depth} if depth else {"enabled": False}
-    body = {
-        "messages": [{"role": "user", "content": text}],
-        "temperature": 0,
-        "max_tokens": TOKENS,
-        "speculation": speculation,
-    }
-    reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300)
-    assert reply.status_code == 200, reply.text
-    answer = reply.json()
-    return (
-        answer["usage"]["prompt_tokens"],
-        answer["choices"][0]["message"]["content"],
-        answer["usage"]["completion_tokens"],
-    )
+def ask(url, text, depth):
+    return greedy_reference.ask(url, text, depth, TOKENS)
 
 
 CASES = [
