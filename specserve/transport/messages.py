@@ -4,11 +4,13 @@ A batch of rows is columnar: one array per field, ragged fields flattened with a
 Σ over their lengths. Integers are int32 unless said otherwise; row ids are int64.
 
 Frames of a message: a msgpack map {"kind": class name, field: value, …} in which every array field is described as
-[dtype, shape], then the arrays' raw bytes in field order. `pack` and `unpack` do exactly that and refuse the rest.
+[dtype, shape]; then the raw bytes of all small arrays in field order, each padded to 8 bytes; then each large array.
+Few frames matter: in a round every frame costs both sides more than its bytes do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, get_type_hints
@@ -258,45 +260,82 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return known
 
 
+_ALIGN = 8
+_LARGE_BYTES = 65536
+"""From here on an array travels as a buffer of its own instead of being copied into the common one."""
+
+
 def pack(message: Message) -> list[Buffer]:
-    """Turn a message into frames: a msgpack head and one buffer per array."""
+    """Turn a message into a msgpack head, one buffer with all small arrays, and one for each large array."""
     head: dict[str, Any] = {"kind": type(message).__name__}
-    buffers: list[Buffer] = []
+    small: list[Buffer] = []
+    large: list[Buffer] = []
     for name in _hints(type(message)):
         value = getattr(message, name)
         if isinstance(value, np.ndarray):
-            head[name] = _describe(value, buffers)
+            head[name] = _describe(value, small, large)
         elif isinstance(value, Dists):
-            head[name] = [value.form, value.width, *_describe(value.rows, buffers)]
+            head[name] = [value.form, value.width, *_describe(value.rows, small, large)]
         elif isinstance(value, Request):
             head[name] = asdict(value)
         elif name == "deltas":
             head[name] = [_delta_to_wire(delta) for delta in value]
         else:
             head[name] = value
-    return [msgpack.packb(head), *buffers]
+    return [msgpack.packb(head), b"".join(small), *large]
 
 
-def _describe(array: Array, buffers: list[Buffer]) -> list[Any]:
-    array = np.ascontiguousarray(array)
-    buffers.append(array.data.cast("B") if array.size else b"")
+def _describe(array: Array, small: list[Buffer], large: list[Buffer]) -> list[Any]:
+    if array.nbytes >= _LARGE_BYTES:
+        large.append(np.ascontiguousarray(array).data.cast("B"))
+    else:
+        data = array.tobytes()
+        small.append(data)
+        small.append(b"\0" * (-len(data) % _ALIGN))
     return [array.dtype.name, list(array.shape)]
+
+
+class _Buffers:
+    """The arrays of a received message, taken in the order in which they were packed."""
+
+    def __init__(self, small: Buffer, large: Sequence[Buffer]) -> None:
+        self._small = memoryview(small)
+        self._at = 0
+        self._large = list(reversed(large))
+
+    def take(self, dtype: str, shape: list[int]) -> Array:
+        """The next array. Raises ProtocolError for a type or shape that no message has, ValueError if it is cut."""
+        if dtype not in _DTYPES:
+            raise ProtocolError(f"array of type {dtype!r}")
+        if any(not isinstance(n, int) or n < 0 for n in shape):
+            raise ProtocolError(f"array of shape {shape!r}")
+        count = math.prod(shape)
+        size = count * np.dtype(dtype).itemsize
+        if size >= _LARGE_BYTES:
+            return np.frombuffer(self._large.pop(), dtype=dtype).reshape(shape)
+        array = np.frombuffer(self._small, dtype=dtype, count=count, offset=self._at) if count else np.empty(0, dtype)
+        self._at += size + -size % _ALIGN
+        return array.reshape(shape)
+
+    def finish(self) -> None:
+        """Raises ProtocolError when something is left over."""
+        if self._large or self._at != len(self._small):
+            raise ProtocolError("a message with more bytes than arrays")
 
 
 def unpack(frames: Sequence[Buffer]) -> Message:
     """The message in these frames. Raises ProtocolError for anything that `pack` could not have made."""
-    if not frames:
-        raise ProtocolError("a message without frames")
+    if len(frames) < 2:
+        raise ProtocolError(f"a message of {len(frames)} frames")
     try:
         head = msgpack.unpackb(frames[0], strict_map_key=True)
         kind = Message.KINDS[head.pop("kind")]
         hints = _hints(kind)
         if head.keys() != hints.keys():
             raise ProtocolError(f"{kind.__name__} with fields {sorted(head)}, expected {sorted(hints)}")
-        rest = iter(frames[1:])
-        values = {name: _value(hints[name], head[name], rest) for name in hints}
-        if next(rest, None) is not None:
-            raise ProtocolError(f"{kind.__name__} with more buffers than arrays")
+        buffers = _Buffers(frames[1], frames[2:])
+        values = {name: _value(hints[name], head[name], buffers) for name in hints}
+        buffers.finish()
         return kind(**values)
     except ProtocolError:
         raise
@@ -304,12 +343,12 @@ def unpack(frames: Sequence[Buffer]) -> Message:
         raise ProtocolError(f"damaged message: {type(error).__name__}: {error}") from None
 
 
-def _value(hint: Any, described: Any, buffers: Any) -> Any:
+def _value(hint: Any, described: Any, buffers: _Buffers) -> Any:
     if hint is Dists:
         form, width, dtype, shape = described
         if form not in ("sparse", "dense") or not isinstance(width, int):
             raise ProtocolError(f"unknown dists: {form!r}, width {width!r}")
-        return Dists(form, width, _array(dtype, shape, next(buffers)))
+        return Dists(form, width, buffers.take(dtype, shape))
     if hint is Request:
         return _request_from_wire(described)
     if hint == tuple[Delta, ...]:
@@ -319,15 +358,7 @@ def _value(hint: Any, described: Any, buffers: Any) -> Any:
             raise ProtocolError(f"expected {hint.__name__}, found {type(described).__name__}")
         return described
     dtype, shape = described
-    return _array(dtype, shape, next(buffers))
-
-
-def _array(dtype: str, shape: list[int], buffer: Buffer) -> Array:
-    if dtype not in _DTYPES:
-        raise ProtocolError(f"array of type {dtype!r}")
-    if any(not isinstance(n, int) or n < 0 for n in shape):
-        raise ProtocolError(f"array of shape {shape!r}")
-    return np.frombuffer(buffer, dtype=dtype).reshape(shape)
+    return buffers.take(dtype, shape)
 
 
 def _request_from_wire(data: dict[str, Any]) -> Request:
