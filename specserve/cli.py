@@ -126,9 +126,12 @@ def read_config(arguments: argparse.Namespace) -> Config:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from specserve import logs
     from specserve.cluster.launch import serve_until_stopped
 
-    serve_until_stopped(read_config(arguments), ray_address=arguments.ray_address)
+    config = read_config(arguments)
+    logs.configure(config.log_format)
+    serve_until_stopped(config, ray_address=arguments.ray_address)
     return 0
 
 

@@ -121,7 +121,7 @@ class Config(Section):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
-    log_format: Literal["text", "json"] = "text"
+    log_format: Literal["text", "json"] = Field("text", description="form of log lines")
 
     @property
     def served_name(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import ray
 
 from specserve import config as configs
+from specserve import logs
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
@@ -60,6 +61,7 @@ class WorkerActor:
     def __init__(self, role: Literal["target", "draft"], config_tree: dict[str, Any]) -> None:
         self._role = role
         self._config = configs.parse(config_tree)
+        logs.configure(self._config.log_format)
         self._model = self._config.target if role == TARGET else self._config.draft.model
         self._progress = "starting"
         self._folder: Path | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specserve import config as configs
-from specserve import drafting
+from specserve import drafting, logs
 from specserve.cluster.actors import node_address
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import RayChannel
@@ -87,6 +87,7 @@ class CoordinatorActor:
 
     def __init__(self, config_tree: dict[str, Any]) -> None:
         self._config = configs.parse(config_tree)
+        logs.configure(self._config.log_format)
         self._mailbox = _WatchedMailbox()
         node_id, host = node_address()
         lost_after_s = self._config.cluster.lost_after_s

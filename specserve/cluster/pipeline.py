@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from specserve import config as configs
-from specserve import drafting
+from specserve import drafting, logs
 from specserve.cluster.placement import plan
 from specserve.cluster.supervisor import Supervisor
 from specserve.config import Config
@@ -38,6 +38,7 @@ class Pipeline:
 
     def __init__(self, config_tree: dict[str, Any]) -> None:
         self._config = configs.parse(config_tree)
+        logs.configure(self._config.log_format)
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
         self._served = False

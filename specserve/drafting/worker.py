@@ -6,6 +6,7 @@ when the plan as a whole could not be computed. A row whose dists are not finite
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -23,6 +24,8 @@ from specserve.models._worker import load_backend
 from specserve.sampling.profiles import Profile, Profiles
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, Push
 from specserve.types import RuleName, WorkerInfo
+
+log = logging.getLogger(__name__)
 
 
 class DraftWorker:
@@ -68,6 +71,7 @@ class DraftWorker:
                     return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
                 return self._push(message, jobs, self._speculator.propose(jobs, self._workspace), began)
         except Exception as error:  # whatever one plan provokes must not end the worker
+            log.exception("plan %d failed", message.plan)
             return _failed(message.plan, f"{type(error).__name__}: {error}")
 
     def _read(self, message: Plan) -> tuple[list[Job], dict[int, str]]:

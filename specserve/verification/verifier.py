@@ -10,6 +10,7 @@ position, so they get the verdict that they would have had.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from time import perf_counter
 from typing import cast
@@ -31,6 +32,8 @@ from specserve.verification import Rule
 from specserve.verification._chain import judge_greedy
 from specserve.verification._group import GREEDY, Group, grouped
 from specserve.verification._rows import Row, read
+
+log = logging.getLogger(__name__)
 
 
 class Verifier:
@@ -63,6 +66,7 @@ class Verifier:
             with torch.inference_mode():
                 return self._round(message)
         except Exception as error:  # whatever one batch provokes must not end the worker
+            log.exception("round %d failed", message.round)
             return _failed(message.round, {}, f"{type(error).__name__}: {error}")
 
     def _round(self, message: Verify) -> Message:
