@@ -102,6 +102,7 @@ class Engine:
         self._round_number = 0
         self._round_began_s = 0.0
         self._unrecorded: RoundStats | None = None  # the last round's numbers, not yet in the metrics
+        self._shown_levels: PoolLevels | None = None
         self._last_end_s: float | None = None  # end of the last round while there was always work
         self._draining = False
         self._dead: str | None = None
@@ -450,9 +451,11 @@ class Engine:
             self._sink(owner, tuple(deltas))
         if self._unrecorded is not None:
             self._metrics.round(self._unrecorded)
-        if outbox or self._unrecorded is not None:
-            self._metrics.levels(self.levels())
-        self._unrecorded = None
+            self._unrecorded = None
+        levels = self.levels()
+        if levels != self._shown_levels:
+            self._metrics.levels(levels)
+            self._shown_levels = levels
 
     # ---- workers that come and go ---------------------------------------------------------------------------
 

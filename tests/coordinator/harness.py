@@ -131,6 +131,13 @@ class Pipeline:
             self.draft = channel
             self.engine.attach("draft", channel, life, info("draft"))
 
+    def gauges(self):
+        """What the metrics say is held: requests, slots, blocks."""
+        text = self.metrics.render().splitlines()
+        names = ("specserve_num_requests_running", "specserve_num_requests_waiting")
+        mine = [line for line in text if line.startswith(names) or 'state="held"' in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in mine)
+
     def idle(self):
         """Nothing is held by anybody."""
         levels = self.engine.levels()

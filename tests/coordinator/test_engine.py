@@ -151,9 +151,13 @@ def test_a_storm_of_cancels_between_draft_and_verify_leaves_nothing():
             pipeline.step()
         pipeline.engine.advance()
         pipeline.engine.cancel(f"r{number}")
+        if number % 2:
+            pipeline.settle()
+            assert pipeline.gauges() == 0
     pipeline.settle()
 
     assert pipeline.idle()
+    assert pipeline.gauges() == 0
     assert all(deltas[-1].finish == "abort" for deltas in pipeline.deltas.values())
 
 
