@@ -4,8 +4,9 @@ Rows of prefill and decode share the forward. A row whose feed ends at absolute 
 j = 0 … K at e + 1 + j; noise is keyed by that position, here as in the draft worker.
 
 A `Verify` is answered by one message: the `Verdict` of all its rows, or a `Failed` that names the rows at fault, or
-none when the round as a whole could not be computed. Sending the other rows again costs time only: noise is keyed by
-position, so they get the verdict that they would have had.
+none when the round as a whole could not be computed, or a `Cannot` that names the rows which must be fed again from
+where they are still covered (with recurrent state only; nothing was computed then). Sending the other rows again
+costs time only: noise is keyed by position, so they get the verdict that they would have had.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from specserve.types import WorkerInfo
 from specserve.verification import Rule
 from specserve.verification._chain import judge_greedy
 from specserve.verification._group import GREEDY, Group, grouped
-from specserve.verification._rows import Row, read
+from specserve.verification._rows import Row, read, uncovered
 
 
 class Verifier:
@@ -50,9 +51,11 @@ class Verifier:
         match message:
             case Open():
                 self._profiles.open(message)
+                self._backend.states.forget(message.row)
                 return []
             case Close():
                 self._profiles.close(message)
+                self._backend.states.forget(message.row)
                 return []
             case Verify():
                 return [self._verify(message)]
@@ -70,6 +73,9 @@ class Verifier:
         rows, faults = read(message, self._profiles, self._backend.vocab_size)
         if faults:
             return _failed(message.round, faults)
+        cannot = uncovered(message, rows, self._backend.states)
+        if cannot is not None:
+            return cannot
         logits = self._forward(rows)
         forwarded = perf_counter()
         kept, chosen, healthy = self._judge(rows, logits, message.dists)
@@ -142,5 +148,5 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
 
 def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    backend, info = load_backend(config.target, "target", config.engine.block_tokens)
+    backend, info = load_backend(config.target, "target", config.engine)
     return Verifier(backend, vocab_size=info.vocab_size), info
