@@ -29,9 +29,9 @@ from specserve.sampling.wire import decode
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Verdict, Verify
 from specserve.types import WorkerInfo
 from specserve.verification import Rule
-from specserve.verification._chain import judge_greedy
 from specserve.verification._group import GREEDY, Group, grouped
 from specserve.verification._rows import Row, read, uncovered
+from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
 
 
 class Verifier:
@@ -128,8 +128,13 @@ class Verifier:
         return decode(dists if needed else Dists.none(), logits.shape[1], logits.device)
 
     def _judge_greedy(self, group: Group, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        choices = group.by_step(greedy_choice(logits, self._vocab_size))
-        return judge_greedy(choices, group.tokens.to(logits.device), group.lengths.to(logits.device))
+        device, chosen = logits.device, greedy_choice(logits, self._vocab_size)
+        read, lengths = group.read.to(device), (group.lengths + 1).to(device)
+        last, _ = verify_speculative_tokens(read, chosen, lengths)
+        buffers = NextPass.empty(len(lengths), 0, device)  # the coordinator knows the drafted ids
+        due = torch.ones_like(lengths, dtype=torch.bool)
+        prepare_next_forward_pass(read, chosen, lengths, due, group.logits.to(device), last, buffers)
+        return buffers.counts, buffers.sampled
 
     def _judge_by_rule(
         self, group: Group, logits: torch.Tensor, draft_dists: torch.Tensor
