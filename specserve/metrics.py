@@ -88,6 +88,7 @@ ENGINE_METRICS = (
     _gauge("slots", "Draft slots.", state=("held", "free")),
     _gauge("kv_blocks", "KV blocks.", role=_ROLES, state=("held", "free")),
     _counter("preemptions", "Requests that lost their place and were refilled."),
+    _counter("refills", "Requests whose state the verifier could not go on from, so that they were fed again."),
     _counter("request_success", "Requests that ended, by how.", finished_reason=_FINISHED),
     _counter("requests_rejected", "Requests that were not admitted.", reason=_REJECTED),
     _gauge("worker_up", "1 while the worker answers.", role=_ROLES),
@@ -229,6 +230,10 @@ class EngineMetrics:
     def rejected(self, reason: str) -> None:
         """Count a request that was not admitted, under the `code` of its error."""
         self._board.listed("specserve_requests_rejected_total", reason).inc()
+
+    def refilled(self, count: int) -> None:
+        """Count requests that the verifier could not go on with."""
+        self._add("specserve_refills_total", count)
 
     def preempted(self) -> None:
         """Count a request that lost its place."""

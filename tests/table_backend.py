@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specserve.models import RaggedBatch
+from specserve.models import NoRowStates, RaggedBatch
 
 
 class TableBackend:
@@ -37,6 +37,11 @@ class TableBackend:
     def device(self) -> torch.device:
         """Where the table is."""
         return self.logits.device
+
+    @property
+    def states(self) -> NoRowStates:
+        """All of it is positional."""
+        return NoRowStates()
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """A token and a position, 8 bytes each."""

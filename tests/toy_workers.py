@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specserve.transport.messages import Close, Dists, Failed, Message, Open, Plan, Push, Verdict, Verify
+from specserve.transport.messages import Cannot, Close, Dists, Failed, Message, Open, Plan, Push, Verdict, Verify
 
 VOCAB = 97
 
@@ -58,9 +58,10 @@ def split(values: np.ndarray, lengths: Sequence[int]) -> list[list[int]]:
 
 
 class ToyVerifier:
-    """Greedy verification by hash."""
+    """Greedy verification by hash. `lost` maps rows to the positions that are left of their state, once each."""
 
     def __init__(self, block_tokens: int = 4) -> None:
+        self.lost: dict[int, int] = {}
         self.pages = Pages(block_tokens)
         self.opened: dict[int, int] = {}
         self.positions_seen = 0
@@ -75,7 +76,18 @@ class ToyVerifier:
                 return [self._verify(message)]
         return []
 
+    def _cannot(self, batch: Verify) -> Cannot | None:
+        left = [
+            self.lost.pop(row, start) for row, start in zip(batch.rows.tolist(), batch.starts.tolist(), strict=True)
+        ]
+        short = np.flatnonzero(np.array(left, dtype=np.int32) < batch.starts)
+        covered = np.array(left, dtype=np.int32)[short]
+        return Cannot(batch.round, batch.rows[short], batch.epochs[short], covered) if len(short) else None
+
     def _verify(self, batch: Verify) -> Message:
+        cannot = self._cannot(batch)
+        if cannot is not None:
+            return cannot
         kept, following = [], []
         feeds = split(batch.feeds, batch.feed_lengths)
         chains = split(batch.chains, batch.chain_lengths)

@@ -32,8 +32,8 @@ class BlockPool(RefcountPool):
     def rewind(self, table: list[int], positions: int) -> list[int]:
         """Shrink a table to what `positions` need; returns the blocks that became free, tail first.
 
-        A block that others share only loses this table's reference (Megatron's rewind_kv_cache, for any number of
-        blocks).
+        A block that others share only loses this table's reference. `rewind.rewind_kv_cache` does the same to many
+        tables that are arrays.
         """
         keep = self.needed(positions)
         surplus = table[keep:][::-1]

@@ -202,9 +202,12 @@ class WorkerDrafts:
 
     def _plan_row(self, row: TargetRow, budget: int, taken: set[int], rows: list[TargetRow]) -> DraftRow | None:
         state = row.state
-        state.trie.clear()  # at R = 0 every round drafts afresh from the newest token
         end = min(row.start + row.feed, self._context)
         lacking = end - state.draft_cached
+        if lacking == 0 and len(state.trie):  # drafted already, for a round that the verifier did not compute
+            row.depth = min(row.depth, len(state.trie))
+            return None
+        state.trie.clear()  # at R = 0 every round drafts afresh from the newest token
         feed = min(lacking, budget)
         if feed <= 0 or feed < lacking:
             row.depth = 0

@@ -383,17 +383,17 @@ class Engine:
                 self._end(state, "error", failure=Failure(500, "internal_error", failure.reason))
 
     def _cannot(self, message: Cannot) -> None:
-        """Rows that the verifier cannot continue are fed again from what it covers."""
+        """Rows that the verifier cannot continue are fed again from what it covers; the others are planned again."""
         current = self._round
         if current is None or message.batch != current.number:
             raise ProtocolError(f"cannot for round {message.batch}, which is not in flight")
+        covered = current.check_cannot(message)
         self._close_round(current)
-        for row, epoch, covered in zip(
-            message.rows.tolist(), message.epochs.tolist(), message.covered.tolist(), strict=True
-        ):
-            state = self._by_row.get(row)
-            if state is not None and state.stage is Stage.RUNNING and state.epoch == epoch:
-                state.target_cached = min(covered, state.target_cached)
+        self._metrics.refilled(len(covered))
+        for entry in current.rows:
+            state = entry.row.state
+            if state.row in covered and state.stage is Stage.RUNNING and state.epoch == entry.epoch:
+                state.target_cached = covered[state.row]
 
     # ---- ends -----------------------------------------------------------------------------------------------
 
@@ -430,7 +430,7 @@ class Engine:
         """The scheduler took this request's place away: void its caches; its committed tokens refill it later."""
         state.epoch += 1
         state.target_cached = 0
-        self._blocks.clear(state.target_table)
+        self._release_target(state)
         self._drafts.forget(state)
         self._metrics.preempted()
 

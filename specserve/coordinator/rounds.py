@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from specserve.coordinator.batches import CheckedRow
 from specserve.errors import ProtocolError
-from specserve.transport.messages import Verdict
+from specserve.transport.messages import Cannot, Verdict
 from specserve.types import RoundStats
 
 
@@ -56,6 +56,26 @@ class Round:
                 raise ProtocolError(f"{kept} tokens kept of a chain of {len(entry.chain)}")
             if entry.row.due and not 0 <= token < vocab_size:
                 raise ProtocolError(f"token {token} is outside the vocabulary of {vocab_size}")
+
+    def check_cannot(self, cannot: Cannot) -> dict[int, int]:
+        """The positions that the verifier still covers, by row.
+
+        Raises ProtocolError unless they are fewer than each row was to start at, as nothing would be gained then.
+        """
+        if (
+            not len(cannot.rows)
+            or cannot.covered.shape != cannot.rows.shape
+            or cannot.epochs.shape != cannot.rows.shape
+        ):
+            raise ProtocolError(f"cannot for round {self.number} names no rows, or has columns of unequal length")
+        sent = {int(entry.row.state.row): entry for entry in self.rows}
+        named = zip(cannot.rows.tolist(), cannot.epochs.tolist(), cannot.covered.tolist(), strict=True)
+        for row, epoch, covered in named:
+            if row not in sent or epoch != sent[row].epoch:
+                raise ProtocolError(f"cannot for round {self.number} names row {row} of epoch {epoch}, not sent")
+            if not 0 <= covered < sent[row].row.start:
+                raise ProtocolError(f"row {row} was to start at {sent[row].row.start}, and covers {covered}")
+        return dict(zip(cannot.rows.tolist(), cannot.covered.tolist(), strict=True))
 
     def stats(self, verdict: Verdict, tally: Tally, draft_busy_s: float, now_s: float) -> RoundStats:
         """The round's numbers once it is committed."""

@@ -149,7 +149,7 @@ def _failed(batch: int, reason: str) -> Failed:
 
 def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     """Load the draft that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    backend, info = load_backend(config.draft.model, "draft", config.engine.block_tokens)
+    backend, info = load_backend(config.draft.model, "draft", config.engine)
     speculator = folders.load("drafting", config.draft.speculator).build(config.draft, backend, info.vocab_size)
     workspace = Workspace(
         config.engine.slot_count, _dist_store(config, info.vocab_size, backend.device), backend.device

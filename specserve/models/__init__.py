@@ -7,7 +7,7 @@ parts, not choices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -25,7 +25,8 @@ class RaggedBatch:
 
     tokens int64 [T]; positions int64 [T], consecutive within a row; offsets int64 [n + 1]: row r owns
     tokens[offsets[r]:offsets[r + 1]], never empty; tables int32 [n, widest]: row r's block ids in order, padded
-    with 0; wanted int64 [m]: flat indices of the tokens whose logits are wanted, ascending.
+    with 0; wanted int64 [m]: flat indices of the tokens whose logits are wanted, ascending; owners int64 [n]: a
+    number of the request that row r belongs to, needed only where a backend keeps state per row.
 
     Row r attends to everything at positions below its first token (already in its blocks) and causally to itself.
     """
@@ -35,6 +36,38 @@ class RaggedBatch:
     offsets: npt.NDArray[np.int64]
     tables: npt.NDArray[np.int32]
     wanted: npt.NDArray[np.int64]
+    owners: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class RowStates(Protocol):
+    """What a backend keeps of each request besides its KV pages: the checkpointed kind of worker state."""
+
+    def reserve(self, rows: int) -> None:
+        """Make room for this many requests, once, before the first forward. Raises ConfigError when it is not there."""
+        ...
+
+    def covered(self, owner: int, start: int) -> int:
+        """`start` where a row of this request may start there; else how many positions it can go on from, below it."""
+        ...
+
+    def forget(self, owner: int) -> None:
+        """The request is gone, or begins anew. Unknown ones are ignored."""
+        ...
+
+
+class NoRowStates:
+    """`RowStates` of a backend whose state is positional: what lies past a row's start is void, no undo needed."""
+
+    def reserve(self, rows: int) -> None:
+        """Nothing to make room for."""
+
+    def covered(self, owner: int, start: int) -> int:
+        """A row may start anywhere in its blocks."""
+        del owner
+        return start
+
+    def forget(self, owner: int) -> None:
+        """Nothing was kept."""
 
 
 class Backend(Protocol):
@@ -53,6 +86,11 @@ class Backend(Protocol):
     @property
     def device(self) -> torch.device:
         """Where logits are."""
+        ...
+
+    @property
+    def states(self) -> RowStates:
+        """What it keeps per request; `NoRowStates` where pages are all."""
         ...
 
     def bytes_per_block(self, block_tokens: int) -> int:

@@ -60,7 +60,9 @@ def paged_attention(
     paged: KeyValueStore | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention signature: query [1, heads, T, key_dim] and so on → [1, T, heads, value_dim].
+    """transformers' attention signature: query [B, heads, T, key_dim] and so on → [B, T, heads, value_dim].
+
+    The flat batch of `paged` is these B rows one after the other.
 
     Raises ConfigError where the model wants what this function does not do, or does not hand `paged` through.
     """
@@ -69,14 +71,19 @@ def paged_attention(
         raise ConfigError(f"{type(module).__name__} does not hand keyword arguments to its attention: cannot be paged")
     attended = paged.attend(
         int(module.layer_idx),  # type: ignore[arg-type]
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        _flat(query),
+        _flat(key),
+        _flat(value),
         scaling=scaling,
         window=sliding_window,
         softcap=softcap,
     )
-    return attended[None], None
+    return attended.view(query.shape[0], -1, *attended.shape[1:]), None
+
+
+def _flat(heads: torch.Tensor) -> torch.Tensor:
+    """[B, heads, T, dim] → [B·T, heads, dim], a view for one row."""
+    return heads[0].transpose(0, 1) if len(heads) == 1 else heads.transpose(1, 2).flatten(0, 1)
 
 
 def _refuse_what_is_not_handled(

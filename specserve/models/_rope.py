@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from specserve.errors import ConfigError
+
 _FROZEN = "frozen by specserve"  # any name that transformers does not update on
 _EXTENDABLE = frozenset({"dynamic", "yarn"})
 
@@ -35,6 +37,19 @@ def longest_context(config: Any) -> int | None:
             original = parameters.get("original_max_position_embeddings") or trained
             lengths.append(int(original * parameters["factor"]))
     return max(lengths)
+
+
+def served_context(config: Any, wanted: int | None) -> int:
+    """Positions to serve: the trained length, or `wanted` as far as the model reaches.
+
+    Raises ConfigError when neither the model nor the deployment names a length.
+    """
+    longest = longest_context(config)
+    if longest is None and wanted is None:
+        raise ConfigError(f"{config.model_type!r} names no context length; set context_length")
+    if wanted is None:
+        return int(config.max_position_embeddings)
+    return wanted if longest is None else min(wanted, longest)
 
 
 def _parameter_sets(config: Any) -> list[dict[str, Any]]:

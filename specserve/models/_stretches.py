@@ -17,12 +17,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Tokens of one row, in order from absolute position `start`; `wanted` last ones must show logits."""
+    """Tokens of one row, in order from absolute position `start`; `wanted` last ones must show logits.
+
+    owner is the request's number, for backends that keep state per row.
+    """
 
     start: int
     tokens: Array | Sequence[int]
     table: Array
     wanted: int
+    owner: int = -1
 
 
 def split(name: str, values: Array, lengths: Array) -> list[Array]:
@@ -46,6 +50,16 @@ def tokens_in_range(tokens: Array, vocab_size: int) -> None:
         raise ProtocolError(f"tokens from {tokens.min()} to {tokens.max()} do not fit a vocabulary of {vocab_size}")
 
 
+def stretches_of(batch: RaggedBatch) -> list[Stretch]:
+    """The rows of a batch whose wanted tokens are each row's last ones, as `ragged` makes them."""
+    spans = list(zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True))
+    wanted = np.diff(np.searchsorted(batch.wanted, batch.offsets)).tolist()
+    return [
+        Stretch(int(batch.positions[begin]), batch.tokens[begin:end], batch.tables[row], wanted[row], owner)
+        for row, ((begin, end), owner) in enumerate(zip(spans, batch.owners.tolist(), strict=True))
+    ]
+
+
 def ragged(stretches: Sequence[Stretch]) -> RaggedBatch:
     """One batch of these rows, in order; none of them may be empty."""
     lengths = np.array([len(s.tokens) for s in stretches], dtype=np.int64)
@@ -60,4 +74,5 @@ def ragged(stretches: Sequence[Stretch]) -> RaggedBatch:
         offsets=offsets,
         tables=tables,
         wanted=np.concatenate([np.arange(end - s.wanted, end) for end, s in zip(ends, stretches, strict=True)]),
+        owners=np.array([s.owner for s in stretches], dtype=np.int64),
     )

@@ -7,17 +7,16 @@ from time import perf_counter
 from typing import Literal, cast
 
 from specserve import folders
-from specserve.config import ModelConfig
+from specserve.config import EngineConfig, ModelConfig
+from specserve.errors import ConfigError
 from specserve.models import Backend, loading, vocabulary
 from specserve.types import WorkerInfo
 
 _log = logging.getLogger("specserve")
 
-_BACKEND = "paged_transformers"
-
 
 def load_backend(
-    config: ModelConfig, role: Literal["draft", "target"], block_tokens: int
+    config: ModelConfig, role: Literal["draft", "target"], engine: EngineConfig
 ) -> tuple[Backend, WorkerInfo]:
     """The loaded model with its KV pages allocated, and what was found out about it.
 
@@ -26,14 +25,19 @@ def load_backend(
     began = perf_counter()
     loading.apply_threads(config.threads)
     folder = loading.prepare(config, _log.info, role=role)
-    backend = cast(Backend, folders.load("models", _BACKEND).build(config, folder))
-    blocks = loading.derive_blocks(config, backend, block_tokens)
-    backend.allocate(blocks, block_tokens)
+    name = loading.backend_of(folder, config)
+    if role == "draft" and name == loading.RECURRENT:
+        # A draft is rewound into the middle of many small forwards, of which such a backend keeps the last one only.
+        raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
+    backend = cast(Backend, folders.load("models", name).build(config, folder))
+    blocks = loading.derive_blocks(config, backend, engine.block_tokens, engine.max_requests)
+    backend.allocate(blocks, engine.block_tokens)
+    backend.states.reserve(engine.max_requests)
     info = WorkerInfo(
         role=role,
         device=str(backend.device),
         blocks=blocks,
-        block_tokens=block_tokens,
+        block_tokens=engine.block_tokens,
         context_length=backend.context_length,
         vocab_size=vocabulary.check(folder, folder, backend.vocab_size, backend.vocab_size),
         weights_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),

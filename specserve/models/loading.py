@@ -21,6 +21,8 @@ from specserve.models import Backend
 Progress = Callable[[str], None]
 Role = Literal["target", "draft"]
 
+PAGED, RECURRENT = "paged_transformers", "recurrent_transformers"
+
 _DEMO = "specserve.demo"  # a source of models that itself builds on this module, so it is reached by name
 
 
@@ -122,6 +124,13 @@ def load_model_config(folder: Path, config: ModelConfig) -> Any:
         raise ConfigError(f"transformers cannot read {folder / 'config.json'}: {_told(error)}") from None
 
 
+def backend_of(folder: Path, config: ModelConfig) -> str:
+    """The file in `models/` that serves this folder: what its layers keep decides. Raises ConfigError."""
+    from specserve.models._refusals import is_recurrent
+
+    return RECURRENT if is_recurrent(load_model_config(folder, config)) else PAGED
+
+
 def _from_pretrained(folder: Path, config: ModelConfig, attention: str) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -149,14 +158,17 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()[:500]}"
 
 
-def derive_blocks(config: ModelConfig, backend: Backend, block_tokens: int) -> int:
+def derive_blocks(config: ModelConfig, backend: Backend, block_tokens: int, rows: int) -> int:
     """Number of KV blocks: `kv_blocks`, or as many as `kv_memory_gib` holds.
+
+    A model that keeps nothing per position gets bare numbers, enough for `rows` sequences of the full context.
 
     Raises ConfigError with the numbers when they cannot hold one sequence of the full context.
     """
     each = backend.bytes_per_block(block_tokens)
-    blocks = config.kv_blocks if config.kv_blocks is not None else int(config.kv_memory_gib * 2**30 // each)
     needed = -(-backend.context_length // block_tokens)
+    affordable = int(config.kv_memory_gib * 2**30 // each) if each else needed * rows
+    blocks = config.kv_blocks if config.kv_blocks is not None else affordable
     if blocks < needed:
         origin = "kv_blocks" if config.kv_blocks is not None else f"kv_memory_gib {config.kv_memory_gib}"
         raise ConfigError(

@@ -16,7 +16,7 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import RaggedBatch, _attention, _linear, _refusals, _rope, loading
+from specserve.models import NoRowStates, RaggedBatch, _attention, _linear, _refusals, _rope, loading
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
 from specserve.models._row_groups import RaggedPlan
 
@@ -45,12 +45,13 @@ class PagedTransformers:
         self._model = model
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
-        self._context_length = _context(model.config, context_length)
+        self._context_length = _rope.served_context(model.config, context_length)
         _rope.freeze(model, self._context_length)
         model.set_attn_implementation(_attention.NAME)
         _linear.speed_up(model)
         self._layouts, self._vocab_size = self._discover()
         self._pages: Pages | None = None
+        self._states = NoRowStates()
 
     @property
     def vocab_size(self) -> int:
@@ -66,6 +67,11 @@ class PagedTransformers:
     def device(self) -> torch.device:
         """Where logits are."""
         return self._device
+
+    @property
+    def states(self) -> NoRowStates:
+        """Pages are all that it keeps."""
+        return self._states
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """Bytes of KV of one block, all layers together."""
@@ -107,12 +113,3 @@ class PagedTransformers:
         windows = {layer: layout.window for layer, layout in probe.layouts.items()}
         _refusals.refuse_unseen_windows(self._model.config, windows)
         return dict(sorted(probe.layouts.items())), logits.shape[-1]
-
-
-def _context(config: Any, wanted: int | None) -> int:
-    longest = _rope.longest_context(config)
-    if longest is None and wanted is None:
-        raise ConfigError(f"{config.model_type!r} names no context length; set context_length")
-    if wanted is None:
-        return int(config.max_position_embeddings)
-    return wanted if longest is None else min(wanted, longest)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     import torch
 
-NOT_CHOICES = frozenset({"verifier"})
+NOT_CHOICES = frozenset({"bookkeeping", "verifier"})
 
 DraftPicks = Literal["sampling", "argmax"]
 

@@ -23,7 +23,8 @@ class Group:
 
     places [B] in the message; logits [m] the rows of the round's logits that belong to the group, in order, and
     owners [m] the group row of each; steps [B, K + 1] indices into these two, repeating the last one past a chain's
-    end; tokens and dist_rows [B, K], 0 and -1 past it; lengths [B]; first [B] the absolute position of token 0.
+    end; read [m] the token that the target read for each group logit, 0 for the newest committed ones; tokens and
+    dist_rows [B, K], 0 and -1 past a chain's end; lengths [B]; first [B] the absolute position of token 0.
     """
 
     rule: str
@@ -31,6 +32,7 @@ class Group:
     logits: torch.Tensor
     owners: torch.Tensor
     steps: torch.Tensor
+    read: torch.Tensor
     tokens: torch.Tensor
     dist_rows: torch.Tensor
     lengths: torch.Tensor
@@ -86,6 +88,7 @@ def _group(rule: str, rows: Sequence[Row], ats: Sequence[int]) -> Group:
         logits=torch.arange(int(ends[-1])) + (torch.tensor(ats) - begins)[owners],
         owners=owners,
         steps=begins[:, None] + torch.minimum(torch.arange(longest + 1), lengths[:, None]),
+        read=torch.tensor([token for row in rows for token in (0, *row.chain.tolist())]),
         tokens=_padded([row.chain.tolist() for row in rows], longest, 0),
         dist_rows=_padded([row.dist_rows.tolist() for row in rows], longest, -1),
         lengths=lengths,

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from specserve.errors import ProtocolError
+from specserve.models import RowStates
 from specserve.models._stretches import Stretch, one_length, split, tokens_in_range
 from specserve.sampling.profiles import Profile, Profiles
-from specserve.transport.messages import Array, Verify
+from specserve.transport.messages import Array, Cannot, Verify
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One request's share of a round.
 
-    index is its place in the message; feed [f], chain [c], dist_rows [c] and table as in `messages.Verify`.
+    index is its place in the message, id the request's number; feed [f], chain [c], dist_rows [c] and table as in
+    `messages.Verify`.
     """
 
     index: int
+    id: int
     profile: Profile
     start: int
     feed: Array
@@ -35,7 +41,7 @@ class Row:
     def stretch(self) -> Stretch:
         """What the target reads: feed and chain, looked at from the last feed token on where a token is due."""
         tokens = [*self.feed.tolist(), *self.chain.tolist()]
-        return Stretch(self.start, tokens, self.table, len(self.chain) + 1 if self.due else 0)
+        return Stretch(self.start, tokens, self.table, len(self.chain) + 1 if self.due else 0, self.id)
 
 
 def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row], dict[int, str]]:
@@ -66,12 +72,22 @@ def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row
     rows, faults = [], {}
     for index, (row_id, epoch, *rest) in enumerate(columns):
         try:
-            row = Row(index, profiles.find(row_id, epoch), *rest)
+            row = Row(index, row_id, profiles.find(row_id, epoch), *rest)
             _check(row, vocab_size, len(message.dists.rows))
             rows.append(row)
         except ProtocolError as error:
             faults[row_id] = f"row {row_id}: {error.message}"
     return rows, faults
+
+
+def uncovered(message: Verify, rows: Sequence[Row], states: RowStates) -> Cannot | None:
+    """The rows that cannot start where they were told to, and what they can go on from; None when all can."""
+    covered = {row.index: states.covered(row.id, row.start) for row in rows}
+    short = [row.index for row in rows if covered[row.index] != row.start]
+    if not short:
+        return None
+    positions = np.array([covered[index] for index in short], dtype=np.int32)
+    return Cannot(message.round, message.rows[short], message.epochs[short], positions)
 
 
 def _check(row: Row, vocab_size: int, dists: int) -> None:

@@ -4,8 +4,9 @@ Rows of prefill and decode share the forward. A row whose feed ends at absolute 
 j = 0 … K at e + 1 + j; noise is keyed by that position, here as in the draft worker.
 
 A `Verify` is answered by one message: the `Verdict` of all its rows, or a `Failed` that names the rows at fault, or
-none when the round as a whole could not be computed. Sending the other rows again costs time only: noise is keyed by
-position, so they get the verdict that they would have had.
+none when the round as a whole could not be computed, or a `Cannot` that names the rows which must be fed again from
+where they are still covered (with recurrent state only; nothing was computed then). Sending the other rows again
+costs time only: noise is keyed by position, so they get the verdict that they would have had.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from specserve.sampling.wire import decode
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Verdict, Verify
 from specserve.types import WorkerInfo
 from specserve.verification import Rule
-from specserve.verification._chain import judge_greedy
 from specserve.verification._group import GREEDY, Group, grouped
-from specserve.verification._rows import Row, read
+from specserve.verification._rows import Row, read, uncovered
+from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +54,11 @@ class Verifier:
         match message:
             case Open():
                 self._profiles.open(message)
+                self._backend.states.forget(message.row)
                 return []
             case Close():
                 self._profiles.close(message)
+                self._backend.states.forget(message.row)
                 return []
             case Verify():
                 return [self._verify(message)]
@@ -74,6 +77,9 @@ class Verifier:
         rows, faults = read(message, self._profiles, self._backend.vocab_size)
         if faults:
             return _failed(message.round, faults)
+        cannot = uncovered(message, rows, self._backend.states)
+        if cannot is not None:
+            return cannot
         logits = self._forward(rows)
         forwarded = perf_counter()
         kept, chosen, healthy = self._judge(rows, logits, message.dists)
@@ -126,8 +132,13 @@ class Verifier:
         return decode(dists if needed else Dists.none(), logits.shape[1], logits.device)
 
     def _judge_greedy(self, group: Group, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        choices = group.by_step(greedy_choice(logits, self._vocab_size))
-        return judge_greedy(choices, group.tokens.to(logits.device), group.lengths.to(logits.device))
+        device, chosen = logits.device, greedy_choice(logits, self._vocab_size)
+        read, lengths = group.read.to(device), (group.lengths + 1).to(device)
+        last, _ = verify_speculative_tokens(read, chosen, lengths)
+        buffers = NextPass.empty(len(lengths), 0, device)  # the coordinator knows the drafted ids
+        due = torch.ones_like(lengths, dtype=torch.bool)
+        prepare_next_forward_pass(read, chosen, lengths, due, group.logits.to(device), last, buffers)
+        return buffers.counts, buffers.sampled
 
     def _judge_by_rule(
         self, group: Group, logits: torch.Tensor, draft_dists: torch.Tensor
@@ -146,5 +157,5 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
 
 def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    backend, info = load_backend(config.target, "target", config.engine.block_tokens)
+    backend, info = load_backend(config.target, "target", config.engine)
     return Verifier(backend, vocab_size=info.vocab_size), info

@@ -80,6 +80,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.away.discard(which)
         self.pipeline.restart(which)
 
+    @rule(which=st.integers(0, 200), left=st.integers(0, 40))
+    def forget_state(self, which, left):
+        rows = list(self.pipeline.verifier.worker.opened)
+        if rows:
+            self.pipeline.verifier.worker.lost[rows[which % len(rows)]] = left
+
     @invariant()
     def pools_add_up(self):
         if hasattr(self, "pipeline"):

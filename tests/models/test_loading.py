@@ -142,12 +142,12 @@ def test_blocks_come_from_memory_or_are_refused_with_numbers():
     model = LlamaForCausalLM(CONFIGS["llama"]()).eval()
     backend = paged_transformers.PagedTransformers(model, None)  # 64 positions: 4 blocks of 16
     each = backend.bytes_per_block(16)
-    assert loading.derive_blocks(ModelConfig(kv_blocks=4), backend, 16) == 4
-    assert loading.derive_blocks(ModelConfig(kv_memory_gib=1.0), backend, 16) == 2**30 // each
+    assert loading.derive_blocks(ModelConfig(kv_blocks=4), backend, 16, 8) == 4
+    assert loading.derive_blocks(ModelConfig(kv_memory_gib=1.0), backend, 16, 8) == 2**30 // each
     with pytest.raises(ConfigError, match=r"gives 3 KV blocks of 16 positions .* needs 4"):
-        loading.derive_blocks(ModelConfig(kv_blocks=3), backend, 16)
+        loading.derive_blocks(ModelConfig(kv_blocks=3), backend, 16, 8)
     with pytest.raises(ConfigError, match="kv_memory_gib 1e-06 gives 0"):
-        loading.derive_blocks(ModelConfig(kv_memory_gib=1e-6), backend, 16)
+        loading.derive_blocks(ModelConfig(kv_memory_gib=1e-6), backend, 16, 8)
 
 
 def test_a_cached_folder_is_built_once_and_never_seen_half_done(tmp_path, monkeypatch):
