@@ -123,6 +123,31 @@ class Detokenizer:
         return text[start:]
 
 
+class AnswerText:
+    """The text of one answer as its tokens arrive: whole characters, ended by the first stop text.
+
+    Stop texts are looked for in the text of the tokens after the first min_tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopText(stops)
+        self._unsearched = min_tokens
+
+    def push(self, token: int) -> str:
+        """The text that may be shown after this token."""
+        piece = self._detokenizer.push(token)
+        if self._unsearched > 0:
+            self._unsearched -= 1
+            return piece
+        return self._stops.push(piece)[0]
+
+    def flush(self) -> str:
+        """The rest of the text when the last token was pushed."""
+        shown, _ = self._stops.push(self._detokenizer.flush())
+        return shown + self._stops.flush()
+
+
 class StopText:
     """Finds the first stop text in a stream and holds back what might become one.
 
