@@ -10,6 +10,7 @@ from specserve.types import Request, Sampling, WorkerInfo
 
 MAX_LOGPROBS = 20
 MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 100.0
 
 
 def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) -> None:
@@ -57,9 +58,9 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
         value = getattr(sampling, name)
         if not (least <= value <= most and isfinite(value)):
             raise InvalidField(f"{name} must be a number in [{least:g}, {most:g}], found {value}", param=name)
-    if not (0 < sampling.repetition_penalty < inf):
+    if not (0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY):
         raise InvalidField(
-            f"repetition_penalty must be above 0 and finite, found {sampling.repetition_penalty}",
+            f"repetition_penalty must be in (0, {MAX_REPETITION_PENALTY:g}], found {sampling.repetition_penalty}",
             param="repetition_penalty",
         )
     if not all(isfinite(value) for _, value in sampling.logit_bias):
