@@ -380,6 +380,7 @@ class Engine:
             self._drafts.committed(state, tokens)
             self._emit(state, made)
         else:
+            state.target_cached = entry.row.start + entry.row.feed
             self._end(state, ending.finish, made)
 
     @property
@@ -435,6 +436,7 @@ class Engine:
         """
         if state.stage is Stage.ENDED:
             return
+        self._scheduler.bequeath(state)
         self._scheduler.remove(state)
         del self._states[state.request.id]
         del self._by_row[state.row]

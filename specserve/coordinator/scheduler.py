@@ -97,11 +97,23 @@ class Scheduler:
         family = siblings(state, self.running)
         filled = [other for other in family if other.target_cached >= positions]
         if filled:
-            state.target_table = self._blocks.fork(filled[0].target_table, positions)
-            state.target_cached = positions
+            self._take_over(state, filled[0], positions)
             return False
         place = self.running.index(state)
         return any(self.running.index(other) < place for other in family)
+
+    def _take_over(self, state: RequestState, other: RequestState, positions: int) -> None:
+        state.target_table = self._blocks.fork(other.target_table, positions)
+        state.target_cached = positions
+
+    def bequeath(self, state: RequestState) -> None:
+        """A request ends: siblings that wait for its prompt take it over before its blocks go."""
+        if state.request.family is None:
+            return
+        for other in siblings(state, self.running):
+            positions = 0 if other.target_table else shareable(other, self._blocks.block_tokens)
+            if 0 < positions <= state.target_cached:
+                self._take_over(other, state, positions)
 
     def _depth_share(self, decoding: int) -> int:
         """The same cap on depth for every decode row, after a share is set aside for prompts that wait."""

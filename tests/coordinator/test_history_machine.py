@@ -15,6 +15,7 @@ from table_backend import TableBackend
 from test_engine_machine import EngineMachine
 from toy_workers import VOCAB
 
+from specserve.coordinator.blocks import BlockPool
 from specserve.drafting.small_model import SmallModel
 from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import SparseDists, Workspace
@@ -133,3 +134,26 @@ def test_a_wrong_history_shows(monkeypatch, broken):
     """The machine's comparison can fail: two plausible mistakes give other answers."""
     monkeypatch.setattr(History, "write", broken)
     assert run(0)[0] != one_by_one([7, 8, 9], 40, OPTIONS[0])
+
+
+def branches(count):
+    """A family whose members have different options, and so different answers; whether each said the right thing."""
+    pipeline = HistoryMachine().pipeline_of(depth=3, end=1000)
+    prompt = list(range(10, 31))
+    for number in range(count):
+        pipeline.submit(f"b{number}", prompt, 20, sampling=OPTIONS[number], family="b", branch=number)
+    pipeline.settle()
+    return [pipeline.tokens(f"b{number}") == one_by_one(prompt, 20, OPTIONS[number]) for number in range(count)]
+
+
+def test_branches_share_the_prompt_and_nothing_else(monkeypatch):
+    """Five answers from one prompt; sharing the last, partial block as well would show."""
+    assert all(branches(5))
+
+    def fork(self, table, positions):
+        shared = table[: positions // self.block_tokens + 1]
+        self.retain(shared)
+        return list(shared)
+
+    monkeypatch.setattr(BlockPool, "fork", fork)
+    assert not all(branches(5))
