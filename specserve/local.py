@@ -28,7 +28,7 @@ from specserve.coordinator.engine import Engine
 from specserve.coordinator.loop import Loop
 from specserve.errors import SpecserveError, Unavailable
 from specserve.metrics import EngineMetrics
-from specserve.text import StopText, Tokenizer
+from specserve.text import AnswerText, Tokenizer
 from specserve.transport import Mailbox, Worker
 from specserve.transport.local import LocalChannel
 from specserve.types import (
@@ -41,6 +41,7 @@ from specserve.types import (
     RequestId,
     RequestStats,
     Sampling,
+    TokenLogprob,
     WorkerInfo,
 )
 
@@ -55,6 +56,8 @@ class Completion:
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     stats: RequestStats
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +207,11 @@ class LocalEngine:
         if last.failure is not None or last.stats is None or last.finish is None:
             raise SpecserveError("the request failed" if last.failure is None else last.failure.message)
         tokens = tuple(token for delta in deltas for token in delta.tokens)
-        stops = StopText(request.stop)
-        shown, _ = stops.push(self.tokenizer.decode(tokens))
-        return Completion(shown + stops.flush(), tokens, last.finish, last.stats)
+        logprobs = tuple(score for delta in deltas for score in delta.logprobs)
+        prompt_logprobs = tuple(score for delta in deltas for score in delta.prompt_logprobs)
+        text = AnswerText(self.tokenizer, request.stop, request.sampling.min_tokens)
+        shown = "".join(map(text.push, tokens)) + text.flush()
+        return Completion(shown, tokens, last.finish, last.stats, logprobs, prompt_logprobs)
 
     # ---- for the HTTP room ----------------------------------------------------------------------------------
 

@@ -81,6 +81,16 @@ class Tokenizer:
             raise UnsupportedField("this model has no chat template; use /v1/completions", param="messages")
         return self.encode(_render(self._template, messages, self._special_tokens), special=False)
 
+    def token_text(self, token: int) -> tuple[str, bytes]:
+        """A token on its own, special ones too: its text (U+FFFD where it ends inside a character) and its bytes."""
+        raw = self.raw_bytes(token)
+        if raw:
+            return raw.decode("utf-8", "replace"), raw
+        # Behind itself, because a decoder may treat the first token differently.
+        alone = self.decode([token], skip_special=False)
+        text = self.decode([token, token], skip_special=False)[len(alone) :]
+        return text, text.encode("utf-8", "replace")
+
     def raw_bytes(self, token: int) -> bytes | None:
         """The bytes that a token stands for, b"" if it shows nothing, None if it stands for whole characters."""
         return self._raw.get(token, b"" if token >= self.vocab_size else None)
@@ -121,6 +131,33 @@ class Detokenizer:
         text = self._tokenizer.decode([*self._before, token], skip_special=False)
         self._before = [token]
         return text[start:]
+
+
+class AnswerText:
+    """The text of one answer as its tokens arrive: whole characters, ended by the first stop text.
+
+    Stop texts are looked for in the text of the tokens after the first min_tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopText(stops)
+        self._unsearched = min_tokens
+        self.length = 0  # characters so far, those of a stop text included
+
+    def push(self, token: int) -> str:
+        """The text that may be shown after this token."""
+        piece = self._detokenizer.push(token)
+        self.length += len(piece)
+        if self._unsearched > 0:
+            self._unsearched -= 1
+            return piece
+        return self._stops.push(piece)[0]
+
+    def flush(self) -> str:
+        """The rest of the text when the last token was pushed."""
+        shown, _ = self._stops.push(self._detokenizer.flush())
+        return shown + self._stops.flush()
 
 
 class StopText:

@@ -33,14 +33,26 @@ RuleName = str
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen from logits.
+    """How a token is chosen from logits; every default leaves the model's own dist as it is.
 
-    temperature 0 is greedy. top_k 0 and top_p 1 switch those filters off.
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 switch those filters off.
+    repetition_penalty divides (or multiplies, below 0) the logits of tokens in prompt and answer; presence_penalty is
+    subtracted once, frequency_penalty once per occurrence, for tokens of the answer.
+    logit_bias holds (token id, added to its logit). The answer cannot end within its first min_tokens tokens.
+    bad_words are token sequences that the answer may not hold; allowed_token_ids, if any, are all that it may hold.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,9 @@ class Request:
 
     depth None means the deployment's depth; 0 switches speculation off for this request.
     stop holds texts, stop_token_ids token ids; the model's own end tokens are known to the coordinator.
+    branch tells answers to one prompt with one seed apart; requests of one family have the same prompt and share its
+    KV where they meet. logprobs (and prompt_logprobs, for the prompt's own tokens) is the number of alternatives to
+    report beside each token, None for no report at all. max_tokens 0 reads the prompt only.
     """
 
     id: RequestId
@@ -60,6 +75,22 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     depth: int | None = None
+    branch: int = 0
+    family: str | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """What the target, before all sampling options, thinks of a token: natural logarithms of probabilities.
+
+    top holds the likeliest (token id, logprob), likeliest first. logprob is None where nothing precedes the token.
+    """
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +124,8 @@ class Delta:
     tokens are new committed tokens; the first `kept` of them were drafted, out of `offered` that were checked.
     finish is set on the last delta of a request, exactly once, together with stats.
     stop_reason is the stop text or stop token id that ended it, if one did.
+    logprobs has one entry per token where the request asked; prompt_logprobs, one per prompt token, come once, with
+    the request's first delta.
     """
 
     request: RequestId
@@ -103,6 +136,8 @@ class Delta:
     stop_reason: int | str | None = None
     stats: RequestStats | None = None
     failure: Failure | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from specserve.transport.messages import Dists, Open, Plan, Push, Verify
+from specserve.types import Sampling
 
 
 def ints(values: Sequence[int]) -> np.ndarray:
@@ -29,9 +31,16 @@ def opened(
     rule: str = "rejection",
     seed: int = 0,
     epoch: int = 0,
+    tokens: Sequence[int] = (0,),
+    prompt_length: int = 1,
+    end_tokens: tuple[int, ...] = (),
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    **sampling: Any,
 ) -> Open:
-    """An `Open`; workers need none of its tokens."""
-    return Open(row, epoch, ints([0]), 1, temperature, top_p, top_k, rule, seed)
+    """An `Open`; workers need its tokens only for processors that look back and for prompt scores."""
+    chosen = Sampling(temperature, top_p, top_k, **sampling)
+    return Open(row, epoch, ints(tokens), prompt_length, chosen, end_tokens, rule, seed, logprobs, prompt_logprobs)
 
 
 @dataclass

@@ -6,41 +6,67 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specserve.text import Detokenizer, StopText, Tokenizer
-from specserve.types import Delta, Request, RequestStats
+from specserve.text import AnswerText, Tokenizer
+from specserve.types import Delta, Request, RequestStats, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token's log-probability, and where in the choice's text the token begins, in characters."""
+
+    score: TokenLogprob
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a delta makes visible: text, and a score per token where the client asked."""
+
+    text: str
+    scores: list[Scored]
 
 
 class Answer:
-    """One sequence as it grows: its tokens, and the text of them that may be shown."""
+    """One sequence as it grows: its tokens, and the text of them that may be shown; with `echo`, behind its prompt."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, *, echo: bool = False) -> None:
         self.request = request
         self.text = ""
         self.tokens = 0
         self.finish: str | None = None
         self.stop_reason: int | str | None = None
         self.stats: RequestStats | None = None
+        self.scores: list[Scored] = []
         self._end_tokens = tokenizer.end_tokens - frozenset(request.stop_token_ids)
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopText(request.stop)
+        self._echoed = request.prompt if echo else ()
+        self._visible = AnswerText(tokenizer, request.stop, len(self._echoed) + request.sampling.min_tokens)
 
-    def add(self, delta: Delta) -> str:
-        """Take a delta; returns the text that it makes visible."""
+    def add(self, delta: Delta) -> Piece:
+        """Take a delta; returns what it makes visible."""
         self.tokens += len(delta.tokens)
-        piece = "".join(self._detokenizer.push(token) for token in delta.tokens)
-        shown, _ = self._stops.push(piece)
+        echoed, self._echoed = self._echoed, ()
+        shown: list[str] = []
+        scores = [*self._push(echoed, delta.prompt_logprobs, shown), *self._push(delta.tokens, delta.logprobs, shown)]
         if delta.finish is not None:
-            shown += self._end(delta)
-        self.text += shown
-        return shown
+            shown.append(self._end(delta))
+        piece = Piece("".join(shown), scores)
+        self.text += piece.text
+        self.scores += scores
+        return piece
+
+    def _push(self, tokens: Sequence[int], scores: Sequence[TokenLogprob], shown: list[str]) -> list[Scored]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._visible.length)
+            shown.append(self._visible.push(token))
+        return [Scored(score, offset) for score, offset in zip(scores, offsets, strict=False)]
 
     def _end(self, delta: Delta) -> str:
         self.finish = delta.finish
         self.stats = delta.stats
         # The model's own end is the ordinary end and needs no reason; an id that the client named is one.
         self.stop_reason = None if delta.stop_reason in self._end_tokens else delta.stop_reason
-        shown, _ = self._stops.push(self._detokenizer.flush())
-        return shown + self._stops.flush()
+        return self._visible.flush()
 
 
 class Shape(Protocol):
@@ -62,6 +88,10 @@ class Shape(Protocol):
         """What a choice of a whole answer holds."""
         ...
 
+    def logprobs(self, scores: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
+        """The log-probabilities of these tokens."""
+        ...
+
 
 class CompletionShape:
     """/v1/completions."""
@@ -80,6 +110,18 @@ class CompletionShape:
     def full(self, text: str) -> dict[str, Any]:
         """Text beside the index."""
         return {"text": text}
+
+    def logprobs(self, scores: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
+        """Four parallel lists. The alternatives include the token itself; those that look alike are one."""
+        spelt = [tokenizer.token_text(scored.score.token)[0] for scored in scores]
+        return {
+            "tokens": spelt,
+            "token_logprobs": [_finite(scored.score.logprob) for scored in scores],
+            "top_logprobs": [
+                _alternatives(scored.score, text, tokenizer) for scored, text in zip(scores, spelt, strict=True)
+            ],
+            "text_offset": [scored.offset for scored in scores],
+        }
 
 
 class ChatShape:
@@ -100,6 +142,15 @@ class ChatShape:
     def full(self, text: str) -> dict[str, Any]:
         """A message of the assistant."""
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def logprobs(self, scores: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
+        """One object per token."""
+        entries = []
+        for scored in scores:
+            score = scored.score
+            top = [_entry(token, value, tokenizer) for token, value in score.top]
+            entries.append(_entry(score.token, score.logprob, tokenizer) | {"top_logprobs": top})
+        return {"content": entries, "refusal": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +174,13 @@ class Head:
         }
 
 
-def whole_answer(head: Head, shape: Shape, answers: Sequence[Answer]) -> dict[str, Any]:
+def whole_answer(head: Head, shape: Shape, answers: Sequence[Answer], tokenizer: Tokenizer) -> dict[str, Any]:
     """The object of an answer that is not streamed."""
-    choices = [_choice(index, shape.full(answer.text), answer) for index, answer in enumerate(answers)]
+    choices = []
+    for index, answer in enumerate(answers):
+        asked = answer.request.logprobs is not None
+        logprobs = shape.logprobs(answer.scores, tokenizer) if asked else None
+        choices.append(_choice(index, shape.full(answer.text), answer, logprobs))
     return head.fields(shape.whole) | {"choices": choices, "usage": usage(answers)} | metrics_field(head, answers)
 
 
@@ -135,9 +190,10 @@ def opening_chunk(head: Head, shape: Shape, index: int) -> dict[str, Any] | None
     return None if opening is None else _chunk(head, shape, _choice(index, opening, None))
 
 
-def text_chunk(head: Head, shape: Shape, index: int, text: str) -> dict[str, Any]:
-    """A chunk with more text of a choice."""
-    return _chunk(head, shape, _choice(index, shape.piece(text), None))
+def text_chunk(head: Head, shape: Shape, index: int, piece: Piece, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A chunk with more text of a choice, or with the scores of tokens whose text is held back."""
+    logprobs = shape.logprobs(piece.scores, tokenizer) if piece.scores else None
+    return _chunk(head, shape, _choice(index, shape.piece(piece.text), None, logprobs))
 
 
 def last_chunk(head: Head, shape: Shape, index: int, answer: Answer) -> dict[str, Any]:
@@ -151,8 +207,8 @@ def usage_chunk(head: Head, shape: Shape, answers: Sequence[Answer]) -> dict[str
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, int]:
-    """Tokens of all sequences so far; completion tokens are those that were sent."""
-    prompt = sum(len(answer.request.prompt) for answer in answers)
+    """Tokens of all sequences so far; a prompt counts once however many answers it gets."""
+    prompt = sum(len(answer.request.prompt) for answer in answers if answer.request.branch == 0)
     completion = sum(answer.tokens for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
@@ -194,14 +250,38 @@ def _speculation(stats: RequestStats, depth: int) -> dict[str, Any] | None:
     }
 
 
-def _choice(index: int, content: dict[str, Any], ended: Answer | None) -> dict[str, Any]:
+def _choice(
+    index: int, content: dict[str, Any], ended: Answer | None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
     reason = None if ended is None else ended.finish
     stop_reason = None if ended is None else ended.stop_reason
-    return {"index": index, **content, "logprobs": None, "finish_reason": reason, "stop_reason": stop_reason}
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop_reason}
 
 
 def _chunk(head: Head, shape: Shape, choice: dict[str, Any]) -> dict[str, Any]:
     return head.fields(shape.chunk) | {"choices": [choice]}
+
+
+_LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _LEAST_LOGPROB)
+
+
+def _alternatives(score: TokenLogprob, text: str, tokenizer: Tokenizer) -> dict[str, float | None] | None:
+    if score.logprob is None:
+        return None
+    found = {text: _finite(score.logprob)}
+    for token, value in score.top:
+        found.setdefault(tokenizer.token_text(token)[0], _finite(value))
+    return found
+
+
+def _entry(token: int, logprob: float | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    text, raw = tokenizer.token_text(token)
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
 
 
 def _ms(seconds: float) -> float:

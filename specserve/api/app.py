@@ -8,6 +8,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from specserve.api.schemas import ChatBody, CompletionBody, Generation, StreamOp
 from specserve.config import Config
 from specserve.metrics import HttpMetrics
 from specserve.text import Tokenizer
-from specserve.types import EngineClient, ModelCard, Request
+from specserve.types import EngineClient, ModelCard, Request, RequestId
 
 BodyT = TypeVar("BodyT", bound=Generation)
 
@@ -132,10 +133,10 @@ class _Api:
 
     async def _body(self, request: HttpRequest, kind: type[BodyT]) -> BodyT:
         data = await read_object(request, self._config.server.request_timeout_s)
-        refuse_unsupported(data)
+        refuse_unsupported(data, kind)
         body = kind.model_validate(data)
         convert.check_model(body.model, self._engine.card)
-        convert.check_options(body)
+        convert.check_options(body, self._config)
         for name in unknown(data, kind):
             self.http.unknown_param(name)
         return body
@@ -150,16 +151,35 @@ class _Api:
             shape,
             self._requests(name, body, prompts, card),
             deadline,
+            echo=isinstance(body, CompletionBody) and bool(body.echo),
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.continuous_usage_stats),
         )
 
     def _requests(self, name: str, body: Generation, prompts: list[list[int]], card: ModelCard) -> list[Request]:
-        """One engine request per prompt. A client that gives no seed gets one, so that a retry can be exact."""
-        names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
+        """One engine request per prompt and branch, the branches of a prompt side by side.
+
+        A client that gives no seed gets one per prompt, so that a retry can be exact.
+        """
+        bad_words = convert.bad_words_of(body, self._tokenizer)
+        requests = [
+            convert.to_request(
+                body, prompt, card, self._config, request_id=name, seed=secrets.randbits(63), bad_words=bad_words
+            )
+            for prompt in prompts
+        ]
+        branches = body.n or 1
+        if len(requests) * branches == 1:
+            return requests
         return [
-            convert.to_request(body, prompt, card, self._config, request_id=each, seed=secrets.randbits(63))
-            for each, prompt in zip(names, prompts, strict=True)
+            replace(
+                request,
+                id=RequestId(f"{name}-{index * branches + branch}"),
+                branch=branch,
+                family=f"{name}-{index * branches}" if branches > 1 else None,
+            )
+            for index, request in enumerate(requests)
+            for branch in range(branches)
         ]
 
     async def _answer(self, request: HttpRequest, job: Job, body: Generation) -> Response:

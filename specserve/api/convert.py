@@ -8,12 +8,16 @@ from typing import Any
 from specserve.api.schemas import ChatBody, CompletionBody, Generation, Message
 from specserve.config import Config
 from specserve.errors import ContextLengthExceeded, InvalidField, ModelNotFound, UnsupportedField
+from specserve.text import Tokenizer
 from specserve.types import ModelCard, Request, RequestId, Sampling
 
 Prompt = str | list[int]
 """A prompt as it was sent: text, or token ids."""
 
 MAX_PROMPTS = 1024
+MAX_BAD_WORD = 256
+MAX_BIAS = 100.0
+MAX_DIGITS = 10
 
 _ROLES = {
     "system": "system",
@@ -30,10 +34,19 @@ def check_model(name: str | None, card: ModelCard) -> None:
         raise ModelNotFound(f"the model does not exist here; this server has {card.name!r}", param="model")
 
 
-def check_options(body: Generation) -> None:
-    """Raise InvalidField for options that only make sense together with others."""
+def check_options(body: Generation, config: Config) -> None:
+    """Raise InvalidField for options that only make sense together with others, UnsupportedField for best_of > n."""
     if body.stream_options is not None and not body.stream:
         raise InvalidField("stream_options: only allowed when stream is true", param="stream_options")
+    if body.n is not None and body.n > config.server.max_n:
+        raise InvalidField(f"n: at most {config.server.max_n} here", param="n")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise InvalidField("top_logprobs: only allowed when logprobs is true", param="top_logprobs")
+    if isinstance(body, CompletionBody):
+        if body.max_tokens == 0 and not body.echo:
+            raise InvalidField("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise UnsupportedField("best_of is not supported by this server unless it equals n", param="best_of")
 
 
 def messages_of(body: ChatBody) -> list[dict[str, Any]]:
@@ -48,9 +61,13 @@ def prompts_of(body: CompletionBody, config: Config) -> list[Prompt]:
     prompts than could ever wait and run here at once.
     """
     prompts = _prompt_list(body.prompt)
-    most = min(MAX_PROMPTS, config.engine.max_requests + config.engine.queue_limit)
+    branches = body.n or 1
+    most = min(MAX_PROMPTS, config.engine.max_requests + config.engine.queue_limit) // branches
     if len(prompts) > most:
-        raise InvalidField(f"prompt: {len(prompts)} prompts in one request, at most {most} are allowed", param="prompt")
+        raise InvalidField(
+            f"prompt: {len(prompts)} prompts in one request, at most {most} are allowed with n = {branches}",
+            param="prompt",
+        )
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise InvalidField(f"prompt: prompt {index} is empty", param="prompt")
@@ -72,25 +89,46 @@ def to_request(
     *,
     request_id: str,
     seed: int,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> Request:
-    """One sequence for the engine. `seed` is used when the client gave none.
+    """One sequence for the engine. `seed` is used when the client gave none; bad_words are the body's, as tokens.
 
     Raises InvalidField for token ids outside the vocabulary, ContextLengthExceeded when the prompt alone or
     max_tokens alone does not fit. When only their sum does not, the answer is cut to what fits.
     """
     _check_ids(prompt, card.vocab_size, "prompt")
     _check_ids(body.stop_token_ids or (), card.vocab_size, "stop_token_ids")
+    _check_ids(body.allowed_token_ids or (), card.vocab_size, "allowed_token_ids")
+    max_tokens = _room(len(prompt), answer_limit(body, config), card.context_length)
+    if (body.min_tokens or 0) > max_tokens:
+        raise InvalidField(f"min_tokens: must not be above max_tokens ({max_tokens})", param="min_tokens")
     return Request(
         id=RequestId(request_id),
         prompt=tuple(prompt),
-        max_tokens=_room(len(prompt), answer_limit(body, config), card.context_length),
-        sampling=_sampling(body),
+        max_tokens=max_tokens,
+        sampling=_sampling(body, card.vocab_size, bad_words),
         seed=body.seed if body.seed is not None else seed,
         stop=_stops(body.stop, config),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         depth=_depth(body, card),
+        logprobs=_logprobs(body),
+        prompt_logprobs=body.logprobs if isinstance(body, CompletionBody) and body.echo else None,
     )
+
+
+def bad_words_of(body: Generation, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of the body's bad words, each at the start of a text and after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in body.bad_words or ():
+        text = word.lstrip()
+        if not text or len(word) > MAX_BAD_WORD:
+            raise InvalidField(
+                f"bad_words: each must have 1 to {MAX_BAD_WORD} characters that are not all space", param="bad_words"
+            )
+        for spelling in (text, f" {text}"):
+            found[tuple(tokenizer.encode(spelling, special=False))] = None
+    return tuple(word for word in found if word)
 
 
 def _message(message: Message, where: str) -> dict[str, Any]:
@@ -161,12 +199,38 @@ def _room(prompt: int, asked: int | None, context: int) -> int:
     return context - prompt if asked is None else min(asked, context - prompt)
 
 
-def _sampling(body: Generation) -> Sampling:
+def _sampling(body: Generation, vocab_size: int, bad_words: tuple[tuple[int, ...], ...]) -> Sampling:
+    allowed = body.allowed_token_ids
     return Sampling(
         temperature=1.0 if body.temperature is None else float(body.temperature),
         top_p=1.0 if body.top_p is None else float(body.top_p),
         top_k=max(0, body.top_k or 0),
+        min_p=float(body.min_p or 0),
+        repetition_penalty=1.0 if body.repetition_penalty is None else float(body.repetition_penalty),
+        presence_penalty=float(body.presence_penalty or 0),
+        frequency_penalty=float(body.frequency_penalty or 0),
+        logit_bias=tuple(_bias(item, vocab_size) for item in (body.logit_bias or {}).items()),
+        min_tokens=body.min_tokens or 0,
+        bad_words=bad_words,
+        allowed_token_ids=None if allowed is None else tuple(allowed),
     )
+
+
+def _bias(item: tuple[str, float], vocab_size: int) -> tuple[int, float]:
+    """A token id and its bias, which is clamped to what OpenAI allows. Raises InvalidField for another key."""
+    key, value = item
+    if not (key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS and int(key) < vocab_size):
+        raise InvalidField(
+            f"logit_bias: keys must be token ids between 0 and {vocab_size - 1}, written as digits", param="logit_bias"
+        )
+    return int(key), max(-MAX_BIAS, min(MAX_BIAS, float(value)))
+
+
+def _logprobs(body: Generation) -> int | None:
+    """How many alternatives each token is reported with; None reports nothing."""
+    if isinstance(body, ChatBody):
+        return (body.top_logprobs or 0) if body.logprobs else None
+    return body.logprobs if isinstance(body, CompletionBody) else None
 
 
 def _stops(stop: object, config: Config) -> tuple[str, ...]:

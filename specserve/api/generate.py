@@ -38,17 +38,18 @@ class Job:
     shape: Shape
     requests: Sequence[Request]
     deadline: float
+    echo: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
 
 
 async def collect(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> dict[str, Any]:
     """The whole answer as one object. Raises what ended any of its sequences."""
-    answers = [Answer(request, tokenizer) for request in job.requests]
+    answers = [Answer(request, tokenizer, echo=job.echo) for request in job.requests]
     async with aclosing(_deltas(job, engine)) as deltas:
         async for index, delta in deltas:
             answers[index].add(delta)
-    return out.whole_answer(job.head, job.shape, answers)
+    return out.whole_answer(job.head, job.shape, answers, tokenizer)
 
 
 async def events(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
@@ -56,11 +57,11 @@ async def events(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> AsyncG
 
     Raises what ended any of its sequences, before the first piece or after it.
     """
-    answers = [Answer(request, tokenizer) for request in job.requests]
+    answers = [Answer(request, tokenizer, echo=job.echo) for request in job.requests]
     opened: set[int] = set()
     async with aclosing(_deltas(job, engine)) as deltas:
         async for index, delta in deltas:
-            chunks = _chunks(job, index, answers[index], delta, first=index not in opened)
+            chunks = _chunks(job, index, answers[index], delta, tokenizer, first=index not in opened)
             opened.add(index)
             yield b"".join(_event(_with_usage(job, chunk, answers)) for chunk in chunks)
     tail = [out.usage_chunk(job.head, job.shape, answers)] if job.include_usage else []
@@ -182,13 +183,15 @@ async def _opened(engine: EngineClient, request: Request) -> AsyncIterator[Async
             await close()
 
 
-def _chunks(job: Job, index: int, answer: Answer, delta: Delta, *, first: bool) -> list[dict[str, Any]]:
+def _chunks(
+    job: Job, index: int, answer: Answer, delta: Delta, tokenizer: Tokenizer, *, first: bool
+) -> list[dict[str, Any]]:
     """The chunks that one delta becomes: the opening, its text if it shows any, the reason it ended."""
     opening = out.opening_chunk(job.head, job.shape, index) if first else None
     chunks = [] if opening is None else [opening]
-    text = answer.add(delta)
-    if text:
-        chunks.append(out.text_chunk(job.head, job.shape, index, text))
+    piece = answer.add(delta)
+    if piece.text or piece.scores:
+        chunks.append(out.text_chunk(job.head, job.shape, index, piece, tokenizer))
     if delta.finish is not None:
         chunks.append(_last(job, index, answer))
     return chunks

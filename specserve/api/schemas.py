@@ -42,6 +42,15 @@ class Generation(Body):
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, gt=0, le=100, allow_inf_nan=False)
+    presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    logit_bias: dict[str, float] | None = Field(None, max_length=1024)
+    min_tokens: int | None = Field(None, ge=0)
+    bad_words: list[str] | None = Field(None, max_length=64)
+    allowed_token_ids: list[int] | None = Field(None, min_length=1)
+    n: int | None = Field(None, ge=1)
     stop: Any = None
     stop_token_ids: list[int] | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
@@ -55,6 +64,10 @@ class CompletionBody(Generation):
     """POST /v1/completions. `prompt` is a text, a list of token ids, or a list of either."""
 
     prompt: Any
+    max_tokens: int | None = Field(None, ge=0)
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+    best_of: int | None = Field(None, ge=1)
 
 
 class Message(Body):
@@ -70,6 +83,8 @@ class ChatBody(Generation):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
 
 
 IGNORED = frozenset(
@@ -78,23 +93,13 @@ IGNORED = frozenset(
 """Bookkeeping fields that change nothing here."""
 
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "typical_p": (1,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
@@ -126,13 +131,16 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
 }
-"""Fields that would change the answer, each with the values that ask for nothing; null always asks for nothing."""
+"""Fields that would change the answer, each with the values that ask for nothing; null always asks for nothing.
+
+Those that one endpoint has are unsupported at the other.
+"""
 
 
-def refuse_unsupported(data: Mapping[str, object]) -> None:
-    """Raise UnsupportedField for the first field that asks for something this server does not do."""
+def refuse_unsupported(data: Mapping[str, object], body: type[Generation]) -> None:
+    """Raise UnsupportedField for the first field that asks for something this endpoint does not do."""
     for name, value in data.items():
-        if name not in _UNSUPPORTED or value is None:
+        if name not in _UNSUPPORTED or value is None or name in body.model_fields:
             continue
         if not any(_same(value, neutral) for neutral in _UNSUPPORTED[name]):
             raise UnsupportedField(f"{name} is not supported by this server{_hint(name)}", param=name)

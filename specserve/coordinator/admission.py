@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf, isfinite
+
 from specserve.config import EngineConfig
 from specserve.errors import ContextLengthExceeded, InvalidField
-from specserve.types import Request, WorkerInfo
+from specserve.types import Request, Sampling, WorkerInfo
+
+MAX_LOGPROBS = 20
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 100.0
 
 
 def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) -> None:
@@ -20,10 +26,53 @@ def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) ->
         )
     if not all(0 <= token < target.vocab_size for token in request.prompt):
         raise InvalidField(f"prompt token ids must be in [0, {target.vocab_size})", param="prompt")
-    if request.max_tokens < 1:
-        raise InvalidField(f"max_tokens must be at least 1, found {request.max_tokens}", param="max_tokens")
+    if request.max_tokens < 0:
+        raise InvalidField(f"max_tokens must not be negative, found {request.max_tokens}", param="max_tokens")
     if request.depth is not None and not 0 <= request.depth <= engine.depth:
         raise InvalidField(
             f"depth {request.depth} is outside [0, {engine.depth}], what this deployment can do",
             param="speculation.depth",
         )
+    for name, count in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            raise InvalidField(f"{name} must be in [0, {MAX_LOGPROBS}], found {count}", param=name)
+    _check_sampling(request.sampling, target.vocab_size)
+    if not 0 <= request.sampling.min_tokens <= request.max_tokens:
+        raise InvalidField(
+            f"min_tokens must be in [0, max_tokens = {request.max_tokens}], found {request.sampling.min_tokens}",
+            param="min_tokens",
+        )
+
+
+def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    """Ranges and ids; a worker that met a wrong one would fail the whole batch."""
+    ranges = {
+        "temperature": (0.0, inf),
+        "top_p": (0.0, 1.0),
+        "top_k": (0, inf),
+        "min_p": (0.0, 1.0),
+        "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
+        "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    }
+    for name, (least, most) in ranges.items():
+        value = getattr(sampling, name)
+        if not (least <= value <= most and isfinite(value)):
+            raise InvalidField(f"{name} must be a number in [{least:g}, {most:g}], found {value}", param=name)
+    if not (0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY):
+        raise InvalidField(
+            f"repetition_penalty must be in (0, {MAX_REPETITION_PENALTY:g}], found {sampling.repetition_penalty}",
+            param="repetition_penalty",
+        )
+    if not all(isfinite(value) for _, value in sampling.logit_bias):
+        raise InvalidField("logit_bias values must be finite", param="logit_bias")
+    if sampling.allowed_token_ids == () or () in sampling.bad_words:
+        name = "bad_words" if () in sampling.bad_words else "allowed_token_ids"
+        raise InvalidField(f"{name} must not be empty where it is given", param=name)
+    ids = {
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+        "bad_words": [token for word in sampling.bad_words for token in word],
+        "allowed_token_ids": sampling.allowed_token_ids or (),
+    }
+    for name, tokens in ids.items():
+        if not all(0 <= token < vocab_size for token in tokens):
+            raise InvalidField(f"token ids in {name} must be in [0, {vocab_size})", param=name)

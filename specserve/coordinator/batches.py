@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specserve.coordinator.branches import noise_seed
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.trie import Link
@@ -22,6 +23,15 @@ class CheckedRow:
     length: int  # committed tokens when it was sent
     chain: list[Link] = field(default_factory=list)
 
+    def emitted(self, kept: int, token: int) -> list[int]:
+        """The tokens that a verdict of so many kept drafts, and this token after them, yields."""
+        return [link.token for link in self.chain[:kept]] + [token]
+
+    def scored_prompt(self) -> tuple[int, ...]:
+        """The prompt tokens whose scores come back with this row."""
+        request, start = self.row.state.request, self.row.start + 1
+        return () if request.prompt_logprobs is None else request.prompt[start : start + self.row.feed]
+
 
 @dataclass(slots=True)
 class DraftRow:
@@ -36,17 +46,18 @@ class DraftRow:
 
 def open_message(state: RequestState, rule: str) -> Open:
     """What a request is, for a worker that has not heard of this epoch."""
-    sampling = state.request.sampling
+    request = state.request
     return Open(
         row=state.row,
         epoch=state.epoch,
         tokens=np.array(state.tokens, dtype=np.int32),
-        prompt_length=len(state.request.prompt),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
+        prompt_length=len(request.prompt),
+        sampling=request.sampling,
+        end_tokens=tuple(sorted(state.end_tokens)),
         rule=rule,
-        seed=state.request.seed,
+        seed=noise_seed(request),
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 

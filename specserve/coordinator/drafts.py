@@ -16,6 +16,7 @@ from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.depth import FixedDepth
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
+from specserve.coordinator.sharing import shareable, siblings
 from specserve.coordinator.slots import SlotPool
 from specserve.coordinator.trie import NO_SLOT, ROOT, Nodes
 from specserve.errors import ChannelError, ProtocolError
@@ -202,6 +203,7 @@ class WorkerDrafts:
 
     def _plan_row(self, row: TargetRow, budget: int, taken: set[int], rows: list[TargetRow]) -> DraftRow | None:
         state = row.state
+        self._share(state, rows)
         end = min(row.start + row.feed, self._context)
         lacking = end - state.draft_cached
         if lacking == 0 and len(state.trie):  # drafted already, for a round that the verifier did not compute
@@ -219,6 +221,16 @@ class WorkerDrafts:
         slots = self.slots.take(row.depth)
         row.depth = len(slots)
         return DraftRow(state, state.epoch, state.draft_cached, feed, slots)
+
+    def _share(self, state: RequestState, rows: list[TargetRow]) -> None:
+        """Take over what a sibling has of the prompt."""
+        positions = 0 if state.draft_table else shareable(state, self.blocks.block_tokens)
+        if not positions:
+            return
+        filled = [each for each in siblings(state, (row.state for row in rows)) if each.draft_cached >= positions]
+        if filled:
+            state.draft_table = self.blocks.fork(filled[0].draft_table, positions)
+            state.draft_cached = positions
 
     def _make_room(self, state: RequestState, positions: int, taken: set[int], rows: list[TargetRow]) -> bool:
         while not self.blocks.cover(state.draft_table, positions):

@@ -1,7 +1,8 @@
 """Exact endings: where a run of emitted tokens must be cut, decided before anything is committed.
 
 Tokens are scanned in order. An end token or stop id ends the answer before itself; a stop text ends it with the token
-that completes the text (the text after it is the reader's to cut); max_tokens and the context end it by length. What
+that completes the text (the text after it is the reader's to cut), searched in the text of the tokens after the first
+min_tokens; max_tokens and the context end it by length. What
 comes first wins; a stop and a limit at the same token are a stop.
 """
 
@@ -32,7 +33,8 @@ def cut(state: RequestState, emitted: Sequence[int], end_tokens: frozenset[int],
             break
         if token in stop_ids or (token in end_tokens and not state.request.ignore_eos):
             return Cut(index, "stop", token)
-        matched = _stop_text(state.stop_scan, token)
+        searched = state.generated + index >= state.request.sampling.min_tokens
+        matched = _stop_text(state.stop_scan, token, searched)
         if matched is not None:
             return Cut(index + 1, "stop", matched)
     if len(emitted) >= room:
@@ -40,8 +42,8 @@ def cut(state: RequestState, emitted: Sequence[int], end_tokens: frozenset[int],
     return Cut(len(emitted))
 
 
-def _stop_text(scan: StopScan | None, token: int) -> str | None:
+def _stop_text(scan: StopScan | None, token: int, searched: bool) -> str | None:
     if scan is None:
         return None
-    _, matched = scan.stops.push(scan.detokenizer.push(token))
-    return matched
+    text = scan.detokenizer.push(token)
+    return scan.stops.push(text)[1] if searched else None

@@ -10,7 +10,8 @@ ending, commit, rewind both KVs, emit deltas.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 from specserve.config import Config
 from specserve.coordinator.admission import check_request
@@ -20,6 +21,7 @@ from specserve.coordinator.depth import FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts, WorkerDrafts
 from specserve.coordinator.endings import cut
 from specserve.coordinator.limits import check_limits
+from specserve.coordinator.logprobs import RowScores
 from specserve.coordinator.requests import RequestState, Stage, StopScan
 from specserve.coordinator.rounds import Round, Tally
 from specserve.coordinator.scheduler import Scheduler, TargetRow
@@ -48,6 +50,7 @@ from specserve.types import (
     Request,
     RoundStats,
     RowId,
+    TokenLogprob,
     WorkerInfo,
 )
 
@@ -121,6 +124,9 @@ class Engine:
             raise
         row = RowId(self._next_row)
         self._next_row += 1
+        end_tokens = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            end_tokens |= self._end_tokens
         scan = StopScan(Detokenizer(self._tokenizer), StopText(request.stop)) if request.stop else None
         state = RequestState(
             row=row,
@@ -130,6 +136,8 @@ class Engine:
             arrived_s=self._clock(),
             tokens=list(request.prompt),
             stop_scan=scan,
+            end_tokens=end_tokens,
+            prompt_scores=[] if request.prompt_logprobs is None else [TokenLogprob(request.prompt[0], None)],
         )
         self._states[request.id] = state
         self._by_row[row] = state
@@ -326,22 +334,28 @@ class Engine:
         if current is None or verdict.round != current.number:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
+        scores = current.scores(verdict)
         self._close_round(current)
         tally = Tally()
-        for entry, kept, token in zip(current.rows, verdict.kept.tolist(), verdict.next.tolist(), strict=True):
+        for entry, kept, token, (logprobs, prompt_logprobs) in zip(
+            current.rows, verdict.kept.tolist(), verdict.next.tolist(), scores, strict=True
+        ):
             state = entry.row.state
             if state.stage is not Stage.RUNNING or state.epoch != entry.epoch:
                 self._metrics.wasted("cancelled", len(entry.chain))
-            elif not entry.row.due:
-                state.target_cached = entry.row.start + entry.row.feed
+                continue
+            if prompt_logprobs:
+                state.score_prompt(entry.row.start + 1, prompt_logprobs)
+            if entry.row.due:
+                self._commit_row(entry, kept, token, logprobs, tally)
             else:
-                self._commit_row(entry, kept, token, tally)
+                state.target_cached = entry.row.start + entry.row.feed
         self._finish_round(current, verdict, tally)
 
-    def _commit_row(self, entry: CheckedRow, kept: int, token: int, tally: Tally) -> None:
+    def _commit_row(self, entry: CheckedRow, kept: int, token: int, logprobs: RowScores, tally: Tally) -> None:
         state = entry.row.state
         offered = len(entry.chain)
-        emitted = [link.token for link in entry.chain[:kept]] + [token]
+        emitted = entry.emitted(kept, token)
         ending = cut(state, emitted, self._end_tokens, self._target.context_length)
         tokens = emitted[: ending.length]
         committed_kept = min(kept, ending.length)
@@ -352,13 +366,23 @@ class Engine:
         state.tokens.extend(tokens)
         if state.first_token_s is None and tokens:
             state.first_token_s = self._clock()
+        made = Delta(
+            state.request.id,
+            tuple(tokens),
+            committed_kept,
+            offered,
+            stop_reason=ending.stop_reason,
+            logprobs=logprobs[: ending.length],
+            prompt_logprobs=state.report_prompt(),
+        )
         if ending.finish is None:
             state.target_cached = len(state.tokens) - 1
             self._blocks.rewind(state.target_table, state.target_cached)
             self._drafts.committed(state, tokens)
-            self._emit(state, Delta(state.request.id, tuple(tokens), committed_kept, offered))
+            self._emit(state, made)
         else:
-            self._end(state, ending.finish, tokens, committed_kept, offered, ending.stop_reason)
+            state.target_cached = entry.row.start + entry.row.feed
+            self._end(state, ending.finish, made)
 
     @property
     def _end_tokens(self) -> frozenset[int]:
@@ -394,6 +418,9 @@ class Engine:
             state = entry.row.state
             if state.row in covered and state.stage is Stage.RUNNING and state.epoch == entry.epoch:
                 state.target_cached = covered[state.row]
+                if state.request.family is not None:  # blocks that siblings may hold are not to be written again
+                    state.target_cached = 0
+                    self._blocks.clear(state.target_table)
 
     # ---- ends -----------------------------------------------------------------------------------------------
 
@@ -401,15 +428,16 @@ class Engine:
         self,
         state: RequestState,
         finish: FinishReason,
-        tokens: Sequence[int] = (),
-        kept: int = 0,
-        offered: int = 0,
-        stop_reason: int | str | None = None,
+        made: Delta | None = None,
         failure: Failure | None = None,
     ) -> None:
-        """The one way out of every admitted request: its last delta, and back goes all that it held."""
+        """The one way out of every admitted request: its last delta, and back goes all that it held.
+
+        made is what the last round added, if anything.
+        """
         if state.stage is Stage.ENDED:
             return
+        self._scheduler.bequeath(state)
         self._scheduler.remove(state)
         del self._states[state.request.id]
         del self._by_row[state.row]
@@ -418,7 +446,8 @@ class Engine:
             self._release_target(state)
         stats = state.stats(self._clock())
         self._metrics.ended(finish, stats)
-        self._emit(state, Delta(state.request.id, tuple(tokens), kept, offered, finish, stop_reason, stats, failure))
+        last = Delta(state.request.id, ()) if made is None else made
+        self._emit(state, replace(last, finish=finish, stats=stats, failure=failure))
 
     def _release_target(self, state: RequestState) -> None:
         self._blocks.clear(state.target_table)
@@ -505,6 +534,7 @@ class Engine:
         for state in self._states.values():
             state.target_cached = 0
             state.target_opened = None
+            self._blocks.clear(state.target_table)
         verifier.close()
 
     def _give_up_on_verifier(self) -> None:

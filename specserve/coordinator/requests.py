@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from specserve.coordinator.trie import Trie
 from specserve.text import Detokenizer, StopText
-from specserve.types import Request, RequestStats, RowId
+from specserve.types import Request, RequestStats, RowId, TokenLogprob
 
 
 class Stage(Enum):
@@ -42,6 +43,7 @@ class RequestState:
     arrived_s: float
     tokens: list[int]
     stop_scan: StopScan | None
+    end_tokens: frozenset[int] = frozenset()  # ids that end this answer
     stage: Stage = Stage.WAITING
     epoch: int = 0
     target_cached: int = 0
@@ -57,6 +59,8 @@ class RequestState:
     drafted: int = 0
     kept: int = 0
     histogram: list[int] = field(default_factory=list)
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the first prompt tokens, until reported
+    prompt_scored: int = 1  # nothing precedes the first token
 
     @property
     def generated(self) -> int:
@@ -72,6 +76,17 @@ class RequestState:
     def decoding(self) -> bool:
         """Everything but the newest token is cached: the next row is a decode row."""
         return self.target_cached == len(self.tokens) - 1
+
+    def score_prompt(self, start: int, scores: Sequence[TokenLogprob]) -> None:
+        """Take the scores of prompt tokens from absolute position `start` on; those taken before are left out."""
+        new = scores[self.prompt_scored - start :]
+        self.prompt_scores += new
+        self.prompt_scored += len(new)
+
+    def report_prompt(self) -> tuple[TokenLogprob, ...]:
+        """The prompt's scores, once."""
+        scores, self.prompt_scores = tuple(self.prompt_scores), []
+        return scores
 
     def count_round(self, offered: int, kept: int) -> None:
         """Book one round that made tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specserve.coordinator.batches import CheckedRow
+from specserve.coordinator.logprobs import RowScores, read
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Cannot, Verdict
 from specserve.types import RoundStats
@@ -76,6 +77,18 @@ class Round:
             if not 0 <= covered < sent[row].row.start:
                 raise ProtocolError(f"row {row} was to start at {sent[row].row.start}, and covers {covered}")
         return dict(zip(cannot.rows.tolist(), cannot.covered.tolist(), strict=True))
+
+    def scores(self, verdict: Verdict) -> list[tuple[RowScores, RowScores]]:
+        """Per row, the scores of its emitted tokens and of its prompt tokens, where they were asked for.
+
+        For a verdict that `check` let pass. Raises ProtocolError when the scores are of other tokens.
+        """
+        emitted = [
+            entry.emitted(kept, token) if entry.row.due and entry.row.state.request.logprobs is not None else []
+            for entry, kept, token in zip(self.rows, verdict.kept.tolist(), verdict.next.tolist(), strict=True)
+        ]
+        prompts = [entry.scored_prompt() for entry in self.rows]
+        return list(zip(read(verdict.scores, emitted), read(verdict.prompt_scores, prompts), strict=True))
 
     def stats(self, verdict: Verdict, tally: Tally, draft_busy_s: float, now_s: float) -> RoundStats:
         """The round's numbers once it is committed."""

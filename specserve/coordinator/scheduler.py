@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from specserve.config import EngineConfig
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.requests import RequestState, Stage
+from specserve.coordinator.sharing import shareable, siblings
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Scheduler:
         promised = sum(self._missing(state) for state in self.running if not state.decoding)
         while self.waiting and len(self.running) < self._config.max_requests:
             state = self.waiting[0]
-            wanted = self._blocks.needed(len(state.tokens) + 1)
+            wanted = self._missing(state)
             if self.running and wanted > self._blocks.free_count - promised:
                 return
             promised += wanted
@@ -65,7 +66,12 @@ class Scheduler:
             self.running.append(state)
 
     def _missing(self, state: RequestState) -> int:
-        return max(0, self._blocks.needed(len(state.tokens) + 1) - len(state.target_table))
+        """Blocks that a request needs of its own until it decodes."""
+        missing = self._blocks.needed(len(state.tokens) + 1) - len(state.target_table)
+        positions = 0 if state.target_table else shareable(state, self._blocks.block_tokens)
+        if positions and siblings(state, self.running):
+            missing -= self._blocks.needed(positions)
+        return max(0, missing)
 
     def plan(self) -> list[TargetRow]:
         """The rows of the next round, their blocks allocated; may preempt the youngest to make room."""
@@ -79,9 +85,35 @@ class Scheduler:
         for state in list(self.running):
             if budget <= 0:
                 break
-            if state.stage is Stage.RUNNING and not state.decoding:
+            if state.stage is Stage.RUNNING and not state.decoding and not self._waits_for_sibling(state):
                 budget -= self._add_feed(rows, state, min(budget, self._config.prefill_chunk))
         return [row for row in rows if row.state.stage is Stage.RUNNING]
+
+    def _waits_for_sibling(self, state: RequestState) -> bool:
+        """Take a sibling's prompt over, if there is one; true while an earlier one is still filling it."""
+        positions = 0 if state.target_table else shareable(state, self._blocks.block_tokens)
+        if not positions:
+            return False
+        family = siblings(state, self.running)
+        filled = [other for other in family if other.target_cached >= positions]
+        if filled:
+            self._take_over(state, filled[0], positions)
+            return False
+        place = self.running.index(state)
+        return any(self.running.index(other) < place for other in family)
+
+    def _take_over(self, state: RequestState, other: RequestState, positions: int) -> None:
+        state.target_table = self._blocks.fork(other.target_table, positions)
+        state.target_cached = positions
+
+    def bequeath(self, state: RequestState) -> None:
+        """A request ends: siblings that wait for its prompt take it over before its blocks go."""
+        if state.request.family is None:
+            return
+        for other in siblings(state, self.running):
+            positions = 0 if other.target_table else shareable(other, self._blocks.block_tokens)
+            if 0 < positions <= state.target_cached:
+                self._take_over(other, state, positions)
 
     def _depth_share(self, decoding: int) -> int:
         """The same cap on depth for every decode row, after a share is set aside for prompts that wait."""

@@ -15,6 +15,7 @@ from specserve.models import Backend
 from specserve.models._stretches import Stretch, ragged
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.noise import Purpose, uniform
+from specserve.sampling.processors import Place, apply
 from specserve.sampling.profiles import Settings
 
 KIND: Final[Kind] = "model"
@@ -72,16 +73,21 @@ class _Chains:
     def choose(self, step: int, logits: torch.Tensor) -> None:
         """Pick the step's tokens from logits [m, V] of `rows(step)`."""
         rows = self.rows(step)
-        tokens = self._draw(rows, step, logits) if self._sampled else greedy_choice(logits, self._vocab_size)
         finite = logits[:, : self._vocab_size].amax(-1).isfinite()
+        apply(logits, self._places(rows), self._vocab_size)
+        tokens = self._draw(rows, step, logits) if self._sampled else greedy_choice(logits, self._vocab_size)
         for row, token, healthy in zip(rows, *torch.stack([tokens, finite.long()]).tolist(), strict=True):
             self.lengths[row] += healthy if self.lengths[row] == step else 0
             self.tokens[row].append(token)
 
+    def _places(self, rows: list[int]) -> list[Place]:
+        chains = ((at, self._jobs[row].profile.processors, self.tokens[row]) for at, row in enumerate(rows))
+        return [Place(at, processors, drafted) for at, processors, drafted in chains if processors is not None]
+
     def _draw(self, rows: list[int], step: int, logits: torch.Tensor) -> torch.Tensor:
         index = torch.tensor(rows)
         settings = self._settings.take(index)
-        dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size)
+        dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         slots = np.array([self._jobs[row].slots[step] for row in rows])
         self._workspace.put(slots, dist)
         return self._workspace.draw(slots, self._noise[index, step])

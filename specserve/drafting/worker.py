@@ -69,7 +69,10 @@ class DraftWorker:
                 jobs, faults = self._read(message)
                 if faults:
                     return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
-                return self._push(message, jobs, self._speculator.propose(jobs, self._workspace), began)
+                chains = self._speculator.propose(jobs, self._workspace)
+                for job, chain in zip(jobs, chains, strict=True):
+                    job.profile.wrote(job.first, chain)
+                return self._push(message, jobs, chains, began)
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             return _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -110,6 +113,7 @@ class DraftWorker:
         if job.start < 0:
             raise ProtocolError(f"a feed that starts at position {job.start}")
         tokens_in_range(job.feed, self._vocab_size)
+        job.profile.wrote(job.start, job.feed.tolist())
 
     def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]], began: float) -> Push:
         lengths = [len(chain) for chain in chains]

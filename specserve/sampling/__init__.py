@@ -1,5 +1,7 @@
 """Logits to dist to token, and the noise that decides. Tensors in, tensors out; nothing here knows of requests.
 
 noise   counter-based uniforms, keyed by (request seed, purpose, absolute position)
-dists   temperature and filters, drawing by inverse CDF, and the form in which draft dists cross the wire
+processors, history   masks, biases and penalties before that, and the tokens that they look back at
+dists   temperature and filters, drawing by inverse CDF
+wire    the form in which draft dists cross the wire
 """

@@ -13,14 +13,20 @@ _CANDIDATES = 1024
 
 
 def process(
-    logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, vocab_size: int
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    vocab_size: int,
+    min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The dist that each row's request asks for: temperature, then top-k, then top-p of what is left, renormalised.
+    """The dist that each row's request asks for: temperature, then top-k, top-p and min-p, each of what is left.
 
-    logits [m, V]; temperature and top_p float32 [m] and top_k int64 [m] are on the CPU, so that deciding what is to be
-    done waits for no device. The dist is [m, V] in the logits' dtype and on their device. Temperature 0 is a one-hot
-    row at the largest logit, the lowest id on ties; top_k 0 and top_p 1 switch a filter off. top-k keeps exactly k
-    ids and top-p the smallest set whose mass reaches top_p; between equals the lower id is kept.
+    logits [m, V]; temperature, top_p and min_p float32 [m] and top_k int64 [m] are on the CPU, so that deciding what
+    is to be done waits for no device. The dist is [m, V] in the logits' dtype and on their device. Temperature 0 is a
+    one-hot row at the largest logit, the lowest id on ties; top_k 0, top_p 1 and min_p 0 (or None) switch a filter off.
+    top-k keeps exactly k ids and top-p the smallest set whose mass reaches top_p; between equals the lower id is kept.
+    min-p keeps ids at least min_p times as likely as the likeliest (Nguyen et al., 2024).
     """
     greedy = temperature == 0
     if bool(greedy.all()):
@@ -29,6 +35,9 @@ def process(
     for rows in _rows_where(~greedy & ((top_p < 1) | (top_k > 0)), dist.device):
         here = rows.cpu()
         dist[rows] = filter_dist(dist[rows], top_p[here], top_k[here])
+    if min_p is not None:
+        for rows in _rows_where(~greedy & (min_p > 0), dist.device):
+            dist[rows] = _drop_unlikely(dist[rows], min_p[rows.cpu()])
     for rows in _rows_where(greedy, dist.device):
         dist[rows] = one_hot(greedy_choice(logits[rows], vocab_size), dist.shape[1]).to(dist.dtype)
     return dist
@@ -75,6 +84,12 @@ def filter_dist(
         here = rows.cpu()
         filtered[rows] = filter_dist(dist[rows], top_p[here], top_k[here], 8 * wanted)
     return filtered
+
+
+def _drop_unlikely(dist: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    floor = dist.amax(-1, keepdim=True) * min_p.to(dist)[:, None]
+    kept = torch.where(dist >= floor, dist, 0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def _likeliest(dist: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from specserve.errors import ProtocolError
+from specserve.sampling.history import History
+from specserve.sampling.processors import Processors
 from specserve.transport.messages import Close, Open
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A request's choices; the fields as in `messages.Open`, the seed as a signed 64-bit integer."""
+    """A request's choices; the fields as in `messages.Open`, the seed as a signed 64-bit integer.
+
+    processors is None where the request uses none. prompt holds its tokens where they are to be scored.
+    """
 
     epoch: int
     temperature: float
@@ -21,16 +26,30 @@ class Profile:
     top_k: int
     rule: str
     seed: int
+    min_p: float = 0.0
+    processors: Processors | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt: tuple[int, ...] = ()
+
+    def wrote(self, start: int, tokens: Sequence[int]) -> None:
+        """These tokens stand from absolute position `start` on; what was known past them is void, as for KV.
+
+        Raises ProtocolError when the tokens before `start` are not known.
+        """
+        if self.processors is not None:
+            self.processors.history.write(start, tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Profiles by column, on the CPU: temperature and top_p float32 [n], top_k and seeds int64 [n]."""
+    """Profiles by column, on the CPU: temperature, top_p and min_p float32 [n], top_k and seeds int64 [n]."""
 
     temperature: torch.Tensor
     top_p: torch.Tensor
     top_k: torch.Tensor
     seeds: torch.Tensor
+    min_p: torch.Tensor
 
     @staticmethod
     def of(profiles: Sequence[Profile]) -> Settings:
@@ -40,11 +59,12 @@ class Settings:
             torch.tensor([p.top_p for p in profiles], dtype=torch.float32),
             torch.tensor([p.top_k for p in profiles], dtype=torch.int64),
             torch.tensor([p.seed for p in profiles], dtype=torch.int64),
+            torch.tensor([p.min_p for p in profiles], dtype=torch.float32),
         )
 
     def take(self, rows: torch.Tensor) -> Settings:
         """The settings of some rows, int64 [m] on the CPU; a row may be named more than once."""
-        return Settings(self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seeds[rows])
+        return Settings(self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seeds[rows], self.min_p[rows])
 
 
 class Profiles:
@@ -55,13 +75,19 @@ class Profiles:
 
     def open(self, message: Open) -> None:
         """Remember a row; a second open of the same row replaces the first."""
+        sampling = message.sampling
         self._open[message.row] = Profile(
             message.epoch,
-            message.temperature,
-            message.top_p,
-            message.top_k,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
             message.rule,
             _signed(message.seed),
+            sampling.min_p,
+            _processors(message),
+            message.logprobs,
+            message.prompt_logprobs,
+            () if message.prompt_logprobs is None else tuple(message.tokens[: message.prompt_length].tolist()),
         )
 
     def close(self, message: Close) -> None:
@@ -76,6 +102,12 @@ class Profiles:
         if profile.epoch != epoch:
             raise ProtocolError(f"row {row} is open with epoch {profile.epoch}, not {epoch}")
         return profile
+
+
+def _processors(message: Open) -> Processors | None:
+    if not Processors.wanted(message.sampling):
+        return None
+    return Processors(message.sampling, message.end_tokens, History(message.tokens, message.prompt_length))
 
 
 def _signed(seed: int) -> int:

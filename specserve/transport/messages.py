@@ -3,24 +3,26 @@
 A batch of rows is columnar: one array per field, ragged fields flattened with a lengths array beside them. n rows,
 Σ over their lengths. Integers are int32 unless said otherwise; row ids are int64.
 
-Frames of a message: a msgpack map {"kind": class name, field: value, …} in which every array field is described as
-[dtype, shape]; then the raw bytes of all small arrays in field order, each padded to 8 bytes; then each large array.
-Few frames matter: in a round every frame costs both sides more than its bytes do.
+Frames of a message: a msgpack map {"kind": class name, field: value, …} in which every array is described as
+[dtype, shape] and every record as the list of its fields (`records`); then the raw bytes of all small arrays in field
+order, each padded to 8 bytes; then each large array. Few frames matter: in a round every frame costs both sides more
+than its bytes do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, get_type_hints
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from specserve.errors import ProtocolError
-from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling
+from specserve.transport.records import decoder, encoder, field_types
+from specserve.types import Delta, Request, Sampling
 
 Array = npt.NDArray[Any]
 
@@ -52,18 +54,20 @@ def _register(kind: type[Any]) -> type[Any]:
 class Open(Message):
     """What a request is: idempotent, sent before its first row to each worker and again after a worker's restart.
 
-    tokens int32 [committed so far]; of these the first prompt_length are the prompt.
+    tokens int32 [committed so far]; of these the first prompt_length are the prompt. end_tokens are the ids that
+    would end the answer. logprobs and prompt_logprobs are alternatives wanted beside each token, None for no scores.
     """
 
     row: int
     epoch: int
     tokens: Array
     prompt_length: int
-    temperature: float
-    top_p: float
-    top_k: int
+    sampling: Sampling
+    end_tokens: tuple[int, ...]
     rule: str
     seed: int
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @_register
@@ -131,7 +135,7 @@ class Dists:
     both sides divide by their float32 sum.
     """
 
-    form: str
+    form: Literal["sparse", "dense"]
     width: int
     rows: Array
 
@@ -171,12 +175,36 @@ class Push(Message):
     busy_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of tokens under the target's unprocessed dist, for n rows, or no arrays' elements at all.
+
+    lengths [n] tokens scored in each row; widths [n] alternatives beside each; logprobs float32 [Σ lengths];
+    top_ids [Σ lengths·widths] and top_logprobs float32 likewise, likeliest first.
+    """
+
+    lengths: Array
+    widths: Array
+    logprobs: Array
+    top_ids: Array
+    top_logprobs: Array
+
+    @staticmethod
+    def none() -> Scores:
+        """Nobody asked."""
+        return Scores(empty(), empty(), empty("float32"), empty(), empty("float32"))
+
+
+_NO_SCORES = Scores.none()
+
+
 @_register
 @dataclass(frozen=True, slots=True)
 class Verdict(Message):
     """What the target said. kept [n] drafted tokens confirmed; next [n] the token after them, −1 where none was due.
 
-    forward_s and sampling_s are the times that the worker computed.
+    forward_s and sampling_s are the times that the worker computed. scores are those of the kept + 1 tokens of each
+    due row that asked; prompt_scores those of the prompt tokens after each fed one, from start + 1 on.
     """
 
     round: int
@@ -186,6 +214,8 @@ class Verdict(Message):
     next: Array
     forward_s: float
     sampling_s: float
+    scores: Scores = _NO_SCORES
+    prompt_scores: Scores = _NO_SCORES
 
 
 @_register
@@ -249,15 +279,9 @@ class Deltas(Message):
 # ---- binary form ----------------------------------------------------------------------------------------------
 
 _DTYPES = frozenset({"int32", "int64", "uint8", "bool", "float16", "float32"})
-_HINTS: dict[type[Any], dict[str, Any]] = {}
 
-
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    known = _HINTS.get(kind)
-    if known is None:
-        hints = get_type_hints(kind)
-        known = _HINTS[kind] = {f.name: hints[f.name] for f in fields(kind)}
-    return known
+_BUNDLES = (Dists, Scores)
+"""Records that hold arrays."""
 
 
 _ALIGN = 8
@@ -267,25 +291,23 @@ _LARGE_BYTES = 65536
 
 def pack(message: Message) -> list[Buffer]:
     """Turn a message into a msgpack head, one buffer with all small arrays, and one for each large array."""
-    head: dict[str, Any] = {"kind": type(message).__name__}
     small: list[Buffer] = []
     large: list[Buffer] = []
-    for name in _hints(type(message)):
-        value = getattr(message, name)
-        if isinstance(value, np.ndarray):
-            head[name] = _describe(value, small, large)
-        elif isinstance(value, Dists):
-            head[name] = [value.form, value.width, *_describe(value.rows, small, large)]
-        elif isinstance(value, Request):
-            head[name] = asdict(value)
-        elif name == "deltas":
-            head[name] = [_delta_to_wire(delta) for delta in value]
-        else:
-            head[name] = value
-    return [msgpack.packb(head), b"".join(small), *large]
+    kind = type(message)
+    head = {name: _described(hint, getattr(message, name), small, large) for name, hint in field_types(kind).items()}
+    return [msgpack.packb({"kind": kind.__name__, **head}), b"".join(small), *large]
 
 
-def _describe(array: Array, small: list[Buffer], large: list[Buffer]) -> list[Any]:
+def _described(hint: Any, value: Any, small: list[Buffer], large: list[Buffer]) -> Any:
+    if hint == Array:
+        return _described_array(value, small, large)
+    if hint in _BUNDLES:
+        return [_described(inner, getattr(value, name), small, large) for name, inner in field_types(hint).items()]
+    encode = encoder(hint)
+    return value if encode is None else encode(value)
+
+
+def _described_array(array: Array, small: list[Buffer], large: list[Buffer]) -> list[Any]:
     if array.nbytes >= _LARGE_BYTES:
         large.append(np.ascontiguousarray(array).data.cast("B"))
     else:
@@ -330,7 +352,7 @@ def unpack(frames: Sequence[Buffer]) -> Message:
     try:
         head = msgpack.unpackb(frames[0], strict_map_key=True)
         kind = Message.KINDS[head.pop("kind")]
-        hints = _hints(kind)
+        hints = field_types(kind)
         if head.keys() != hints.keys():
             raise ProtocolError(f"{kind.__name__} with fields {sorted(head)}, expected {sorted(hints)}")
         buffers = _Buffers(frames[1], frames[2:])
@@ -344,56 +366,9 @@ def unpack(frames: Sequence[Buffer]) -> Message:
 
 
 def _value(hint: Any, described: Any, buffers: _Buffers) -> Any:
-    if hint is Dists:
-        form, width, dtype, shape = described
-        if form not in ("sparse", "dense") or not isinstance(width, int):
-            raise ProtocolError(f"unknown dists: {form!r}, width {width!r}")
-        return Dists(form, width, buffers.take(dtype, shape))
-    if hint is Request:
-        return _request_from_wire(described)
-    if hint == tuple[Delta, ...]:
-        return tuple(_delta_from_wire(item) for item in described)
-    if hint in (int, float, str, bool):
-        if not isinstance(described, (int, float) if hint is float else hint):
-            raise ProtocolError(f"expected {hint.__name__}, found {type(described).__name__}")
-        return described
-    dtype, shape = described
-    return buffers.take(dtype, shape)
-
-
-def _request_from_wire(data: dict[str, Any]) -> Request:
-    fixed = dict(data)
-    fixed["id"] = RequestId(fixed["id"])
-    fixed["sampling"] = Sampling(**fixed["sampling"])
-    for name in ("prompt", "stop", "stop_token_ids"):
-        fixed[name] = tuple(fixed[name])
-    return Request(**fixed)
-
-
-def _delta_to_wire(delta: Delta) -> list[Any]:
-    return [
-        delta.request,
-        delta.tokens,
-        delta.kept,
-        delta.offered,
-        delta.finish,
-        delta.stop_reason,
-        None if delta.stats is None else asdict(delta.stats),
-        None if delta.failure is None else asdict(delta.failure),
-    ]
-
-
-def _delta_from_wire(data: list[Any]) -> Delta:
-    request, tokens, kept, offered, finish, stop_reason, stats, failure = data
-    if stats is not None:
-        stats = RequestStats(**{**stats, "histogram": tuple(stats["histogram"])})
-    return Delta(
-        RequestId(request),
-        tuple(tokens),
-        kept,
-        offered,
-        finish,
-        stop_reason,
-        stats,
-        None if failure is None else Failure(**failure),
-    )
+    if hint == Array:
+        return buffers.take(*described)
+    if hint in _BUNDLES:
+        inner = field_types(hint).values()
+        return hint(*[_value(each, item, buffers) for each, item in zip(inner, described, strict=True)])
+    return decoder(hint)(described)

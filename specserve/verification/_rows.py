@@ -10,6 +10,7 @@ import numpy as np
 from specserve.errors import ProtocolError
 from specserve.models import RowStates
 from specserve.models._stretches import Stretch, one_length, split, tokens_in_range
+from specserve.sampling.processors import Place
 from specserve.sampling.profiles import Profile, Profiles
 from specserve.transport.messages import Array, Cannot, Verify
 
@@ -38,10 +39,21 @@ class Row:
         return self.start + len(self.feed)
 
     @property
+    def prompt_tokens(self) -> int:
+        """How many prompt tokens are to be scored here: each one that follows a fed one."""
+        return max(0, min(len(self.feed), len(self.profile.prompt) - 1 - self.start))
+
+    @property
+    def looked_at(self) -> int:
+        """How many of the last positions show logits: all that a token is due after, and all where prompts score."""
+        if self.prompt_tokens:
+            return len(self.feed) + len(self.chain)
+        return len(self.chain) + 1 if self.due else 0
+
+    @property
     def stretch(self) -> Stretch:
-        """What the target reads: feed and chain, looked at from the last feed token on where a token is due."""
-        tokens = [*self.feed.tolist(), *self.chain.tolist()]
-        return Stretch(self.start, tokens, self.table, len(self.chain) + 1 if self.due else 0, self.id)
+        """What the target reads: feed and chain."""
+        return Stretch(self.start, [*self.feed.tolist(), *self.chain.tolist()], self.table, self.looked_at, self.id)
 
 
 def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row], dict[int, str]]:
@@ -101,3 +113,30 @@ def _check(row: Row, vocab_size: int, dists: int) -> None:
     tokens_in_range(row.chain, vocab_size)
     if len(row.dist_rows) and (row.dist_rows.min() < -1 or row.dist_rows.max() >= dists):
         raise ProtocolError(f"dist rows {row.dist_rows.tolist()}, but there are {dists} dists")
+    row.profile.wrote(row.start, row.feed.tolist())
+
+
+def judged_places(rows: Sequence[Row]) -> list[int] | None:
+    """Which rows of the round's logits belong to due tokens, in order; None when all do."""
+    if not any(row.prompt_tokens for row in rows):
+        return None
+    places: list[int] = []
+    at = 0
+    for row in rows:
+        at += row.looked_at
+        places += range(at - len(row.chain) - 1, at) if row.due else ()
+    return places
+
+
+def processed_places(rows: Sequence[Row]) -> list[Place]:
+    """The rows of the due tokens' logits that processors change."""
+    places: list[Place] = []
+    at = 0
+    for row in rows:
+        if not row.due:
+            continue
+        if row.profile.processors is not None:
+            chain = row.chain.tolist()
+            places += [Place(at + j, row.profile.processors, chain[:j]) for j in range(len(chain) + 1)]
+        at += len(row.chain) + 1
+    return places

@@ -6,7 +6,8 @@ j = 0 … K at e + 1 + j; noise is keyed by that position, here as in the draft 
 A `Verify` is answered by one message: the `Verdict` of all its rows, or a `Failed` that names the rows at fault, or
 none when the round as a whole could not be computed, or a `Cannot` that names the rows which must be fed again from
 where they are still covered (with recurrent state only; nothing was computed then). Sending the other rows again
-costs time only: noise is keyed by position, so they get the verdict that they would have had.
+costs time only: noise is keyed by position, and histories are written by position, so they get the verdict that they
+would have had.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from specserve.models import Backend
 from specserve.models._stretches import ragged
 from specserve.models._worker import load_backend
 from specserve.sampling.dists import greedy_choice, process
+from specserve.sampling.processors import apply
 from specserve.sampling.profiles import Profiles
 from specserve.sampling.wire import decode
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Verdict, Verify
 from specserve.types import WorkerInfo
 from specserve.verification import Rule
 from specserve.verification._group import GREEDY, Group, grouped
-from specserve.verification._rows import Row, read, uncovered
+from specserve.verification._rows import Row, judged_places, processed_places, read, uncovered
+from specserve.verification._scores import Scorer
 from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
 
 log = logging.getLogger(__name__)
@@ -82,7 +85,16 @@ class Verifier:
             return cannot
         logits = self._forward(rows)
         forwarded = perf_counter()
-        kept, chosen, healthy = self._judge(rows, logits, message.dists)
+        scorer = Scorer(rows, logits, self._vocab_size)
+        judged_at = judged_places(rows)
+        logits = logits if judged_at is None else logits[judged_at]
+        # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
+        finite = logits[:, : self._vocab_size].amax(-1).isfinite()
+        apply(logits, processed_places(rows), self._vocab_size)
+        kept, chosen, healthy = self._judge(rows, logits, finite, message.dists)
+        for row in rows:
+            row.profile.wrote(row.first, row.chain.tolist())
+        scores, prompt_scores = scorer.emitted(kept, chosen), scorer.prompt()
         judged = perf_counter()
         if not healthy.all():
             reason = "the target's logits are not finite"
@@ -95,6 +107,8 @@ class Verifier:
             chosen.astype(np.int32),
             forwarded - began,
             judged - forwarded,
+            scores,
+            prompt_scores,
         )
 
     def _rule(self, name: str) -> Rule:
@@ -110,20 +124,21 @@ class Verifier:
             torch.cuda.synchronize(logits.device)
         return logits
 
-    def _judge(self, rows: Sequence[Row], logits: torch.Tensor, dists: Dists) -> Array:
+    def _judge(self, rows: Sequence[Row], logits: torch.Tensor, finite: torch.Tensor, dists: Dists) -> Array:
         """kept, next and healthy of each row, int64 [3, n]; 0, -1 and 1 where no token is due."""
         groups = grouped(rows)
         outcome = torch.tensor([[0], [-1], [1]], device=logits.device).repeat(1, len(rows))
         draft_dists = self._draft_dists(groups, dists, logits)
         for group in groups:
-            mine = logits if len(group.logits) == len(logits) else logits[group.logits.to(logits.device)]
+            everything = len(group.logits) == len(logits)
+            mine = logits if everything else logits[group.logits.to(logits.device)]
+            sound = finite if everything else finite[group.logits.to(logits.device)]
             if group.rule == GREEDY:
                 kept, chosen = self._judge_greedy(group, mine)
             else:
                 kept, chosen = self._judge_by_rule(group, mine, draft_dists)
-            # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
-            finite = group.by_step(mine[:, : self._vocab_size].amax(-1).isfinite()).all(-1)
-            outcome[:, group.places.to(outcome.device)] = torch.stack([kept, chosen, finite.long()])
+            healthy = group.by_step(sound).all(-1)
+            outcome[:, group.places.to(outcome.device)] = torch.stack([kept, chosen, healthy.long()])
         return outcome.cpu().numpy()
 
     def _draft_dists(self, groups: Sequence[Group], dists: Dists, logits: torch.Tensor) -> torch.Tensor:
@@ -144,7 +159,7 @@ class Verifier:
         self, group: Group, logits: torch.Tensor, draft_dists: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rule, settings, device = self._rule(group.rule), group.settings.take(group.owners), logits.device
-        dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size)
+        dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         draft = group.draft(draft_dists) if rule.NEEDS_DISTS else dist.new_empty(*group.tokens.shape, 0)
         return rule.judge(
             group.by_step(dist), draft, group.tokens.to(device), group.lengths.to(device), group.noise(device)

@@ -60,10 +60,23 @@ def test_every_field_reaches_the_engine() -> None:
         "max_tokens": 9,
         "max_completion_tokens": 4,
         "speculation": {"depth": 2},
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -2,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"7": 200, "8": -0.5},
+        "min_tokens": 3,
+        "allowed_token_ids": [5, 7, 8],
+        "bad_words": ["fox"],
+        "logprobs": True,
+        "top_logprobs": 2,
     }
     assert chat(app_of(engine), **fields).status_code == 200
     (request,) = engine.requests
-    assert request.sampling == Sampling(0.0, 0.5, 7)
+    words = tuple(tuple(TOKENIZER.encode(text, special=False)) for text in ("fox", " fox"))
+    bias = ((7, 100.0), (8, -0.5))
+    assert request.sampling == Sampling(0.0, 0.5, 7, 0.25, 1.5, -2.0, 0.5, bias, 3, words, (5, 7, 8))
+    assert (request.logprobs, request.prompt_logprobs, request.branch, request.family) == (2, None, 0, None)
     assert (request.stop, request.stop_token_ids, request.ignore_eos) == (("a", "b"), (5,), True)
     assert (request.seed, request.max_tokens, request.depth) == (-3, 4, 2)
 
@@ -101,6 +114,9 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
         "presence_penalty": 0,
         "repetition_penalty": 1.0,
         "min_p": 0,
+        "min_tokens": 0,
+        "bad_words": [],
+        "allowed_token_ids": None,
         "response_format": {"type": "text"},
         "tools": None,
         "tool_choice": "none",

@@ -43,27 +43,38 @@ ANY_VALUES: dict[str, list[str]] = {
     "model": ['"other"', "1", '"a\\u0000b"', '"\\ud800"'],
     "user": ['"\\ud800"', '"a\\u0000"', "[NaN]"],
     "speculation": ['{"depth": 9}', '{"depth": -1}', '{"depth": "2"}', '{"k": 2}', "true", '{"enabled": 1}'],
-    "n": ["2", "0", '"1"', "true"],
+    "n": ["17", "0", "-1", '"1"', "true", "1.5", "36893488147419103232"],
     "best_of": ["2"],
-    "logprobs": ["true", "0", "5"],
-    "top_logprobs": ["3"],
-    "echo": ["true"],
     "suffix": ['"x"'],
     "tools": ['[{"type": "function"}]', "[]"],
     "tool_choice": ['"required"'],
     "functions": ["[{}]"],
     "response_format": ['{"type": "json_object"}', '"text"'],
-    "logit_bias": ['{"5": 10}'],
-    "frequency_penalty": ["0.5"],
-    "presence_penalty": ["-0.5"],
-    "repetition_penalty": ["1.1", "0"],
-    "min_p": ["0.1"],
-    "min_tokens": ["3"],
+    "logit_bias": ['{"421": 1}', '{"-1": 1}', '{"a": 1}', '{"5.0": 1}', '{"": 1}', '{"5": "1"}', "[5]", '{"٥": 1}'],
+    "frequency_penalty": ["2.1", "-2.1", "NaN", "true", '"1"'],
+    "presence_penalty": ["2.1", "-2.1", "1e999", "[]"],
+    "repetition_penalty": ["0", "-1", "101", "true", "NaN"],
+    "min_p": ["-0.1", "1.1", "true", "NaN"],
+    "min_tokens": ["-1", "1.5", "true", "257"],
+    "bad_words": ['""', '[""]', '[" "]', "[1]", '["' + "x" * 257 + '"]', str(["a"] * 65).replace("'", '"')],
+    "allowed_token_ids": ["[]", "[421]", "[-1]", '["a"]', "[true]", "5"],
     "prediction": ['{"type": "content", "content": "x"}'],
     "guided_json": ["{}"],
     "structured_outputs": ['{"regex": "a"}'],
     "modalities": ['["audio"]'],
     "chat_template": ['"x"'],
+}
+
+CHAT_VALUES: dict[str, list[str]] = {
+    "logprobs": ["1", '"true"', "0"],
+    "top_logprobs": ["3", "-1", "21", "true"],
+    "echo": ["true"],
+}
+
+COMPLETION_VALUES: dict[str, list[str]] = {
+    "logprobs": ["true", "-1", "21", "1.5"],
+    "top_logprobs": ["3"],
+    "echo": ["1", '"true"'],
 }
 
 PROMPTS = {
@@ -128,6 +139,10 @@ def cases() -> Iterator[tuple[str, str, bytes]]:
         for field, values in ANY_VALUES.items():
             for value in values:
                 yield f"{endpoint}-{field}-{value[:24]}", endpoint, with_field(endpoint, field, value)
+    for endpoint, only in (("chat", CHAT_VALUES), ("completions", COMPLETION_VALUES)):
+        for field, values in only.items():
+            for value in values:
+                yield f"{endpoint}-only-{field}-{value}", endpoint, with_field(endpoint, field, value)
     for name, value in PROMPTS.items():
         yield f"prompt-{name}", "completions", with_field("completions", "prompt", value)
     for name, value in MESSAGES.items():
@@ -203,14 +218,35 @@ def test_a_body_over_the_limit_is_413(endpoint: str, announced: bool) -> None:
     assert engine.requests == []
 
 
-@pytest.mark.parametrize("field", ["n", "logprobs", "echo", "tools", "prediction", "logit_bias", "min_p"])
+@pytest.mark.parametrize("field", ["best_of", "echo", "tools", "prediction", "structured_outputs", "suffix"])
 def test_an_unsupported_field_is_named(field: str) -> None:
     """What would change the answer is refused by name, never ignored."""
-    body = with_field("chat", field, ANY_VALUES[field][0])
+    body = with_field("chat", field, (ANY_VALUES | CHAT_VALUES)[field][0])
     headers = {"content-type": "application/json"}
     error = assert_refused(call(app_of(ScriptedEngine()), "POST", PATHS["chat"], content=body, headers=headers))
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
     assert field in str(error["message"])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param"),
+    [
+        ("chat", {"n": 17}, "n"),
+        ("chat", {"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ("chat", {"top_logprobs": 2}, "top_logprobs"),
+        ("completions", {"max_tokens": 0}, "max_tokens"),
+        ("completions", {"min_tokens": 17}, "min_tokens"),
+        ("completions", {"logit_bias": {"x": 1}}, "logit_bias"),
+        ("completions", {"best_of": 3, "n": 2}, "best_of"),
+        ("completions", {"prompt": ["a"] * 145, "n": 2}, "prompt"),
+        ("completions", {"bad_words": [" "]}, "bad_words"),
+        ("completions", {"allowed_token_ids": [421]}, "allowed_token_ids"),
+    ],
+)
+def test_a_wrong_option_is_named(endpoint: str, fields: dict[str, object], param: str) -> None:
+    """Each 400 says which field is at fault."""
+    error = assert_refused(call(app_of(ScriptedEngine()), "POST", PATHS[endpoint], json=GOOD[endpoint] | fields))
+    assert error["param"] == param
 
 
 @pytest.mark.parametrize(

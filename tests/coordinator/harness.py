@@ -56,14 +56,28 @@ def info(role, blocks=64, block_tokens=4, context=64):
 class Pipeline:
     """Engine, toy verifier and toy draft worker; `settle` runs until nothing moves."""
 
-    def __init__(self, *, blocks=64, draft_blocks=64, context=64, guesser=None, draft=True, miss=3, end=END, **engine):
+    def __init__(
+        self,
+        *,
+        blocks=64,
+        draft_blocks=64,
+        context=64,
+        guesser=None,
+        draft=True,
+        miss=3,
+        end=END,
+        make_verifier=ToyVerifier,
+        make_draft=None,
+        **engine,
+    ):
+        self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
         settings = {"block_tokens": 4, "max_requests": 8, "max_batch_tokens": 64, "prefill_chunk": 8} | engine
         self.config = parse({"engine": settings})
         self.clock = Clock()
         self.deltas: dict[str, list[Delta]] = {}
         self.owners: dict[str, int] = {}
-        self.verifier = HeldChannel(ToyVerifier(), "target")
-        self.draft = HeldChannel(ToyDraft(miss=miss), "draft") if draft else None
+        self.verifier = HeldChannel(self.makers["target"](), "target")
+        self.draft = HeldChannel(self.makers["draft"](), "draft") if draft else None
         self.tokenizer = Tokenizer(byte_level(), end_tokens=frozenset({end}))
         self.metrics = EngineMetrics("toy")
         self.engine = Engine(
@@ -122,8 +136,7 @@ class Pipeline:
     def restart(self, which):
         old = self.verifier if which == "target" else self.draft
         life = old.life + 1
-        worker = ToyVerifier() if which == "target" else ToyDraft(miss=old.worker.miss)
-        channel = HeldChannel(worker, which, life)
+        channel = HeldChannel(self.makers[which](), which, life)
         if which == "target":
             self.verifier = channel
             self.engine.attach("target", channel, life, info("target", self.engine._blocks.capacity))

@@ -18,7 +18,7 @@ from specserve.coordinator.trie import Trie
 from specserve.errors import ConfigError, ContextLengthExceeded, InvalidField, Overloaded, Unavailable
 from specserve.text import Detokenizer, StopText
 from specserve.transport import Arrived, Mailbox
-from specserve.types import Request, RequestId, RowId
+from specserve.types import Request, RequestId, RowId, Sampling
 
 PROMPTS = {f"r{i}": [(7 * i + j) % 90 for j in range(3 + 5 * i)] for i in range(8)}
 
@@ -266,6 +266,24 @@ def test_a_full_queue_says_so():
     assert pipeline.idle()
 
 
+BAD_SAMPLING = [
+    Sampling(temperature=-1),
+    Sampling(temperature=float("nan")),
+    Sampling(min_p=1.5),
+    Sampling(repetition_penalty=0),
+    Sampling(repetition_penalty=float("inf")),
+    Sampling(presence_penalty=2.1),
+    Sampling(frequency_penalty=float("nan")),
+    Sampling(logit_bias=((97, 1.0),)),
+    Sampling(logit_bias=((5, float("inf")),)),
+    Sampling(min_tokens=9),
+    Sampling(bad_words=((5, -1),)),
+    Sampling(bad_words=((),)),
+    Sampling(allowed_token_ids=()),
+    Sampling(allowed_token_ids=(97,)),
+]
+
+
 @pytest.mark.parametrize(
     ("prompt", "fields", "error"),
     [
@@ -273,7 +291,10 @@ def test_a_full_queue_says_so():
         ([1] * 64, {}, ContextLengthExceeded),
         ([1, 97], {}, InvalidField),
         ([-1], {}, InvalidField),
-        ([1], {"max_tokens": 0}, InvalidField),
+        ([1], {"max_tokens": -1}, InvalidField),
+        ([1], {"logprobs": 21}, InvalidField),
+        ([1], {"prompt_logprobs": -1}, InvalidField),
+        *[([1], {"sampling": sampling}, InvalidField) for sampling in BAD_SAMPLING],
         ([1], {"depth": 5}, InvalidField),
         ([1], {"depth": -1}, InvalidField),
     ],

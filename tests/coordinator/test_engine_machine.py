@@ -6,17 +6,30 @@ from harness import Pipeline
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from toy_workers import reference
+from toy_workers import ToyVerifier, reference
 
 from specserve.errors import Overloaded
+from specserve.types import Sampling
 
 
 class EngineMachine(RuleBasedStateMachine):
     """The pools are small on purpose: preemption, draft eviction and slot shortage happen all the time."""
 
+    def pipeline_of(self, **settings):
+        """The workers under test."""
+        return Pipeline(**settings)
+
+    def options(self, number):
+        """Sampling options of request `number`."""
+        return Sampling(temperature=0)
+
+    def answer(self, prompt, count, number):
+        """What request `number` must say."""
+        return reference(prompt, count)
+
     @initialize(depth=st.sampled_from([0, 1, 3, 6]), blocks=st.sampled_from([16, 24]), slots=st.sampled_from([6, 20]))
     def build(self, depth, blocks, slots):
-        self.pipeline = Pipeline(
+        self.pipeline = self.pipeline_of(
             depth=depth,
             blocks=blocks,
             draft_blocks=16,
@@ -30,17 +43,26 @@ class EngineMachine(RuleBasedStateMachine):
         self.cancelled: set[str] = set()
         self.away: set[str] = set()
 
-    @rule(length=st.integers(1, 30), max_tokens=st.integers(1, 20), depth=st.sampled_from([None, 0, 1]))
-    def submit(self, length, max_tokens, depth):
-        name = f"r{len(self.prompts)}"
+    @rule(
+        length=st.integers(1, 30),
+        max_tokens=st.integers(1, 20),
+        depth=st.sampled_from([None, 0, 1]),
+        branches=st.sampled_from([1, 1, 3]),
+    )
+    def submit(self, length, max_tokens, depth, branches):
+        """One prompt, alone or as a family that shares it."""
         prompt = [(13 * len(self.prompts) + i) % 90 for i in range(length)]
+        family = f"r{len(self.prompts)}" if branches > 1 else None
         if depth is not None:
             depth = min(depth, self.pipeline.config.engine.depth)
-        try:
-            self.pipeline.submit(name, prompt, max_tokens, depth=depth)
-        except Overloaded:
-            return
-        self.prompts[name] = (prompt, max_tokens)
+        for branch in range(branches):
+            name = f"r{len(self.prompts)}"
+            fields = {"family": family, "branch": branch, "sampling": self.options(len(self.prompts))}
+            try:
+                self.pipeline.submit(name, prompt, max_tokens, depth=depth, **fields)
+            except Overloaded:
+                return
+            self.prompts[name] = (prompt, max_tokens)
 
     @rule(which=st.integers(0, 200))
     def cancel(self, which):
@@ -82,9 +104,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 200), left=st.integers(0, 40))
     def forget_state(self, which, left):
-        rows = list(self.pipeline.verifier.worker.opened)
-        if rows:
-            self.pipeline.verifier.worker.lost[rows[which % len(rows)]] = left
+        worker = self.pipeline.verifier.worker
+        if isinstance(worker, ToyVerifier) and worker.opened:  # a real one loses nothing by itself
+            rows = list(worker.opened)
+            worker.lost[rows[which % len(rows)]] = left
 
     @invariant()
     def pools_add_up(self):
@@ -97,8 +120,8 @@ class EngineMachine(RuleBasedStateMachine):
         for which in list(self.away):
             self.restart(which)
         self.pipeline.settle()
-        for name, (prompt, max_tokens) in self.prompts.items():
-            answer = reference(prompt, max_tokens)[: 64 - len(prompt)]
+        for number, (name, (prompt, max_tokens)) in enumerate(self.prompts.items()):
+            answer = self.answer(prompt, max_tokens, number)[: 64 - len(prompt)]
             got = self.pipeline.tokens(name)
             assert got == answer[: len(got)], name
             last = self.pipeline.last(name)

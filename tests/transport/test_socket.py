@@ -20,7 +20,7 @@ from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport import messages as m
 from specserve.transport.peers import HEADER, MAGIC, VERSION
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
-from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling
+from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling, TokenLogprob
 
 WAIT_S = 20.0
 
@@ -74,17 +74,21 @@ def dists(rows: int, width: int) -> m.Dists:
 
 def every_message() -> list[m.Message]:
     stats = RequestStats(3, 4, 2, 6, 2, (0, 1, 1), 0.1, 0.2, 0.3)
-    request = Request(RequestId("r"), (1, 2, 3), 9, Sampling(0.5, 0.9, 40), 2**63, ("a", "é"), (5,), True, 3)
+    chain = Sampling(0.5, 0.9, 40, 0.1, 1.2, -1, 0.5, ((3, -100), (4, 0.5)), 2, ((1,), (2, 3)), (1, 2, 3))
+    request = Request(RequestId("r"), (1, 2, 3), 9, chain, 2**63, ("a", "é"), (5,), True, 3, 1, "r", 20, 0)
+    score = TokenLogprob(1, -0.5, ((1, -0.5), (2, -1.5)))
     rows = ints(2**40, 7, dtype="int64")
     two = ints(1, 2)
     flags = np.array([True, False])
+    floats = np.array([-0.5, -np.inf, 0], dtype="float32")
     return [
-        m.Open(2**40, 3, ints(1, 2, 3), 2, 0.7, 0.9, 50, "rejection", 2**63 - 1),
+        m.Open(2**40, 3, ints(1, 2, 3), 2, chain, (0, 2), "rejection", 2**63 - 1, 5, None),
         m.Close(9),
         m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9)),
         m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, dists(2, 1000), two, two),
         m.Push(3, rows, two, two, two, two, two, two, two, flags, flags, m.Dists.none(), 0.25),
         m.Verdict(4, rows, two, two, ints(-1, 4), 0.5, 0.125),
+        m.Verdict(4, rows, two, two, two, 0.5, 0.125, m.Scores(two, two, floats, ints(1, 2, 3, 4, 5), floats)),
         m.Cannot(5, rows, two, two),
         m.Failed(6, m.empty("int64"), "why"),
         m.Submit(request),
@@ -92,7 +96,7 @@ def every_message() -> list[m.Message]:
         m.Deltas(
             8,
             (
-                Delta(RequestId("r"), (1, 2), 1, 2, "stop", "end", stats),
+                Delta(RequestId("r"), (1, 2), 1, 2, "stop", "end", stats, None, (score,), (TokenLogprob(1, None),)),
                 Delta(RequestId("q"), (), finish="error", failure=Failure(503, "unavailable", "gone")),
             ),
         ),

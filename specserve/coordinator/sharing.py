@@ -1,0 +1,24 @@
+"""Requests of one family have the same prompt: one fills it, the others take its full blocks over by reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specserve.coordinator.requests import RequestState
+
+
+def shareable(state: RequestState, block_tokens: int) -> int:
+    """Positions of the prompt in full blocks; its newest token is always fed. 0 for requests that feed all of it."""
+    if state.request.family is None or state.request.prompt_logprobs is not None:
+        return 0
+    return (len(state.request.prompt) - 1) // block_tokens * block_tokens
+
+
+def siblings(state: RequestState, among: Iterable[RequestState]) -> list[RequestState]:
+    """The other requests of the family, in order. A family name with another prompt shares nothing."""
+    mine = state.request
+    return [
+        other
+        for other in among
+        if other.request.family == mine.family and other is not state and other.request.prompt == mine.prompt
+    ]

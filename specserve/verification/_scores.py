@@ -1,0 +1,75 @@
+"""Log-probabilities for those who ask: what the target itself thinks of tokens, before any sampling option.
+
+The rows of logits that matter are turned into log-softmax before processors write into them; which tokens they are
+asked for is known after the rules have spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specserve.transport.messages import Array, Scores
+from specserve.verification._rows import Row
+
+
+class Scorer:
+    """The scores of one round. logits [m, V] are those of `Row.looked_at`, row after row."""
+
+    def __init__(self, rows: Sequence[Row], logits: torch.Tensor, vocab_size: int) -> None:
+        self._rows = rows
+        self._vocab_size = vocab_size
+        self._first: dict[int, int] = {}
+        wanted: list[int] = []
+        at = 0
+        for row in rows:
+            kinds = (row.profile.logprobs is not None and row.due, row.prompt_tokens > 0)
+            if any(kinds):
+                self._first[row.index] = len(wanted)
+                wanted += range(at, at + row.looked_at)
+            at += row.looked_at
+        self._logs = torch.log_softmax(logits[wanted, :vocab_size], -1) if wanted else logits[:0]
+
+    def emitted(self, kept: Array, chosen: Array) -> Scores:
+        """The scores of the kept and chosen tokens of each due row that asked; kept and chosen int64 [n]."""
+        asked: list[tuple[Row, int, list[int]]] = []
+        for row in self._rows:
+            if row.due and row.profile.logprobs is not None:
+                tokens = [*row.chain[: kept[row.index]].tolist(), int(chosen[row.index])]
+                asked.append((row, row.looked_at - len(row.chain) - 1, tokens))
+        return self._scores(asked, [row.profile.logprobs or 0 for row in self._rows])
+
+    def prompt(self) -> Scores:
+        """The scores of the prompt tokens after each fed one, of each row that asked."""
+        asked = []
+        for row in self._rows:
+            if row.prompt_tokens:
+                after = row.start + 1
+                asked.append((row, 0, list(row.profile.prompt[after : after + row.prompt_tokens])))
+        return self._scores(asked, [row.profile.prompt_logprobs or 0 for row in self._rows])
+
+    def _scores(self, asked: Sequence[tuple[Row, int, list[int]]], widths: Sequence[int]) -> Scores:
+        """Score these tokens, each from the row of logits `offset` + its place, and the alternatives beside them."""
+        if not asked:
+            return Scores.none()
+        lengths = np.zeros(len(self._rows), dtype=np.int32)
+        places: list[int] = []
+        for row, offset, tokens in asked:
+            lengths[row.index] = len(tokens)
+            begin = self._first[row.index] + offset
+            places += range(begin, begin + len(tokens))
+        ids = torch.tensor([token for _, _, tokens in asked for token in tokens], device=self._logs.device)
+        logs = self._logs[places]
+        widest = min(max(widths), self._vocab_size)
+        top = logs.topk(widest, -1)
+        mine = np.repeat(np.minimum(widths, widest), lengths)
+        within = np.arange(widest) < mine[:, None]
+        return Scores(
+            lengths,
+            np.minimum(widths, widest).astype(np.int32),
+            logs.gather(1, ids[:, None]).squeeze(1).cpu().numpy(),
+            top.indices.cpu().numpy().astype(np.int32)[within],
+            top.values.cpu().numpy()[within],
+        )
