@@ -6,6 +6,7 @@ import pytest
 import torch
 from worker_messages import Part, opened, verify
 
+from specserve.models import NoRowStates
 from specserve.transport.messages import Verdict
 from specserve.verification.verifier import Verifier
 
