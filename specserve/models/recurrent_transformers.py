@@ -39,7 +39,8 @@ def build(config: ModelConfig, folder: Path) -> RecurrentTransformers:
     """Load the folder that `loading.prepare` returned. Raises ConfigError for what cannot be served."""
     _refusals.refuse_unservable(loading.load_model_config(folder, config), _refusals.RECURRENT_LAYER_TYPES)
     loading.apply_threads(config.threads)
-    return RecurrentTransformers(loading.load_model(folder, config), config.context_length)
+    model = loading.load_model(folder, config, "eager")  # the only way of attending that all of them know
+    return RecurrentTransformers(model, config.context_length)
 
 
 class RecurrentTransformers:
