@@ -29,9 +29,10 @@ def opened(
     rule: str = "rejection",
     seed: int = 0,
     epoch: int = 0,
+    branch: int = 0,
 ) -> Open:
     """An `Open`; workers need none of its tokens."""
-    return Open(row, epoch, ints([0]), 1, temperature, top_p, top_k, rule, seed)
+    return Open(row, epoch, ints([0]), 1, temperature, top_p, top_k, rule, seed, branch)
 
 
 @dataclass

@@ -27,3 +27,8 @@ def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) ->
             f"depth {request.depth} is outside [0, {engine.depth}], what this deployment can do",
             param="speculation.depth",
         )
+    if request.rule is not None and request.rule not in target.rules:
+        raise InvalidField(
+            f"no rule called {request.rule!r} here; there are: {', '.join(sorted(target.rules))}",
+            param="speculation.rule",
+        )

@@ -35,7 +35,7 @@ class DraftRow:
 
 
 def open_message(state: RequestState, rule: str) -> Open:
-    """What a request is, for a worker that has not heard of this epoch."""
+    """What a request is, for a worker that has not heard of this epoch. `rule` is the deployment's."""
     sampling = state.request.sampling
     return Open(
         row=state.row,
@@ -45,8 +45,9 @@ def open_message(state: RequestState, rule: str) -> Open:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        rule=rule,
+        rule=rule if state.request.rule is None else state.request.rule,
         seed=state.request.seed,
+        branch=state.request.branch,
     )
 
 

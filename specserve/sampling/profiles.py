@@ -21,16 +21,18 @@ class Profile:
     top_k: int
     rule: str
     seed: int
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Profiles by column, on the CPU: temperature and top_p float32 [n], top_k and seeds int64 [n]."""
+    """Profiles by column, on the CPU: temperature and top_p float32 [n], top_k, seeds and branches int64 [n]."""
 
     temperature: torch.Tensor
     top_p: torch.Tensor
     top_k: torch.Tensor
     seeds: torch.Tensor
+    branches: torch.Tensor
 
     @staticmethod
     def of(profiles: Sequence[Profile]) -> Settings:
@@ -40,11 +42,14 @@ class Settings:
             torch.tensor([p.top_p for p in profiles], dtype=torch.float32),
             torch.tensor([p.top_k for p in profiles], dtype=torch.int64),
             torch.tensor([p.seed for p in profiles], dtype=torch.int64),
+            torch.tensor([p.branch for p in profiles], dtype=torch.int64),
         )
 
     def take(self, rows: torch.Tensor) -> Settings:
         """The settings of some rows, int64 [m] on the CPU; a row may be named more than once."""
-        return Settings(self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seeds[rows])
+        return Settings(
+            self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seeds[rows], self.branches[rows]
+        )
 
 
 class Profiles:
@@ -62,6 +67,7 @@ class Profiles:
             message.top_k,
             message.rule,
             _signed(message.seed),
+            message.branch,
         )
 
     def close(self, message: Close) -> None:

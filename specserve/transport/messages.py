@@ -50,7 +50,8 @@ def _register(kind: type[Any]) -> type[Any]:
 class Open(Message):
     """What a request is: idempotent, sent before its first row to each worker and again after a worker's restart.
 
-    tokens int32 [committed so far]; of these the first prompt_length are the prompt.
+    tokens int32 [committed so far]; of these the first prompt_length are the prompt. branch numbers the answers that
+    one client request asked for, from 0; each has noise of its own.
     """
 
     row: int
@@ -62,6 +63,7 @@ class Open(Message):
     top_k: int
     rule: str
     seed: int
+    branch: int = 0
 
 
 @_register
