@@ -90,7 +90,9 @@ class _Chains:
         tokens = self._workspace.draw(slots, self._noise[index, step])
         shared = self._shared[index].nonzero().squeeze(1)
         if len(shared):
-            tokens[shared.to(tokens.device)] = self._workspace.race(slots[shared], self._keys[index[shared], step])
+            tokens[shared.to(tokens.device)] = self._workspace.race(
+                slots[shared.numpy()], self._keys[index[shared], step]
+            )
         return tokens
 
 

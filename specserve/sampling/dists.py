@@ -47,8 +47,9 @@ def _softmax(logits: torch.Tensor, temperature: torch.Tensor, vocab_size: int) -
     divisor = torch.where(temperature == 0, 1.0, temperature).to(logits.device, logits.dtype)[:, None]
     real = logits[:, :vocab_size]
     # The largest logit becomes 0 before the division, so that no temperature, however small, makes an infinity.
-    dist = torch.softmax((real - real.amax(-1, keepdim=True)) / divisor, -1)
-    return torch.nn.functional.pad(dist, (0, logits.shape[1] - real.shape[1]))
+    dist = torch.softmax((real - real.amax(-1, keepdim=True)).div_(divisor), -1)
+    padding = logits.shape[1] - real.shape[1]
+    return torch.nn.functional.pad(dist, (0, padding)) if padding else dist
 
 
 def greedy_choice(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:

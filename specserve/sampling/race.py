@@ -18,8 +18,8 @@ from specserve.sampling.noise import token_words
 _BLOCK = 128
 """Ids that are looked at again together."""
 
-_LANES = {"cpu": 1 << 17, "cuda": 1 << 26}
-"""Ids whose noise is made at a time; on a CPU few enough to stay in its cache."""
+_LANES = {"cpu": 1 << 19, "cuda": 1 << 26}
+"""Ids whose noise is made at a time; on a CPU few enough to stay in its last cache."""
 
 _SLACK = 1 + 2.0**-20  # more than all rounding of a float32 bound
 
