@@ -68,7 +68,17 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--passes", type=int, default=2, help="interleaved repetitions; medians are reported")
     compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     compare.set_defaults(verb=_compare)
+    _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     return parser
+
+
+def _rules_arguments(rules: argparse.ArgumentParser) -> None:
+    rules.add_argument("--batch", type=_numbers, default=(1, 8, 64), help="rows, e.g. 1,8,64")
+    rules.add_argument("--depth", type=_numbers, default=(1, 4, 8), help="drafted tokens per row, e.g. 1,4,8")
+    rules.add_argument("--vocab", type=_numbers, default=(32_000, 152_000), help="vocabulary sizes")
+    rules.add_argument("--repeats", type=int, default=5, help="timed passes; medians are reported")
+    rules.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
+    rules.set_defaults(verb=_rules)
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,6 +188,18 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
         write_json(arguments.json, settings, rows)
+    return 0
+
+
+def _rules(arguments: argparse.Namespace) -> int:
+    from specserve.bench.report import show, write_json
+    from specserve.bench.rules import Options, measure
+
+    options = Options(arguments.batch, arguments.depth, arguments.vocab, arguments.repeats)
+    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show("rules with sparse drafts; ratio is ms in units of reading the logits once", rows)
+    if arguments.json is not None:
+        write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
     return 0
 
 

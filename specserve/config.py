@@ -57,6 +57,9 @@ class EngineConfig(Section):
 
     depth: int = Field(4, ge=0, le=64, description="drafted tokens per request and round; 0 is plain decoding")
     rule: str = Field("rejection", description="the name of a rule file in verification/")
+    synthetic_acceptance: tuple[float, ...] | None = Field(
+        None, description="benchmarks only: how often chain position 1, 2, … is kept under the rule `synthetic`"
+    )
     max_requests: int = Field(32, ge=1, le=4096, description="requests decoding at once")
     max_batch_tokens: int = Field(512, ge=2, description="positions in one target forward")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one request in one round, at most")
@@ -82,6 +85,17 @@ class EngineConfig(Section):
             )
         if self.slots is not None and self.depth > self.slots:
             raise ValueError(f"depth {self.depth} needs {self.depth} slots for one request, but slots is {self.slots}")
+        return self
+
+    @model_validator(mode="after")
+    def _synthetic_profile(self) -> EngineConfig:
+        profile = self.synthetic_acceptance
+        if profile is None:
+            if self.rule == "synthetic":
+                raise ValueError("rule synthetic makes up acceptance; set synthetic_acceptance, e.g. [0.8, 0.6, 0.5]")
+            return self
+        if not all(0 <= rate <= 1 for rate in profile) or sorted(profile, reverse=True) != list(profile):
+            raise ValueError(f"synthetic_acceptance {list(profile)} must be shares from 0 to 1 that never rise")
         return self
 
     @property

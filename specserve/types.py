@@ -15,7 +15,7 @@ epoch / life     stamp of a request's incarnation / of a worker's; what carries 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NewType, Protocol
 
@@ -29,6 +29,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 RuleName = str
 """The name of a file in `verification/` that holds a rule."""
+
+DraftPicks = Literal["sampling", "argmax", "shared_noise"]
+"""How a draft picks tokens: drawn from its dist, the likeliest, or the winners under noise shared with the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,10 @@ class Request:
 
     depth None means the deployment's depth; 0 switches speculation off for this request.
     stop holds texts, stop_token_ids token ids; the model's own end tokens are known to the coordinator.
-    branch tells answers to one prompt with one seed apart; requests of one family have the same prompt and share its
-    KV where they meet. logprobs (and prompt_logprobs, for the prompt's own tokens) is the number of alternatives to
-    report beside each token, None for no report at all. max_tokens 0 reads the prompt only.
+    rule None means the deployment's rule. branch numbers the answers to one client request that share a seed, from 0;
+    requests of one family have the same prompt and share its KV where they meet. logprobs (and prompt_logprobs, for
+    the prompt's own tokens) is the number of alternatives to report beside each token, None for no report at all.
+    max_tokens 0 reads the prompt only.
     """
 
     id: RequestId
@@ -79,6 +83,7 @@ class Request:
     family: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    rule: RuleName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,10 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker found out when it loaded its model. Derived facts live here, never in the config."""
+    """What a worker found out when it loaded its model. Derived facts live here, never in the config.
+
+    rules are those that a verifier judges by, each with whether it is lossless.
+    """
 
     role: Literal["draft", "target"]
     device: str
@@ -199,6 +207,7 @@ class WorkerInfo:
     vocab_size: int
     weights_bytes: int
     load_s: float
+    rules: Mapping[RuleName, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ def opened(
     rule: str = "rejection",
     seed: int = 0,
     epoch: int = 0,
+    branch: int = 0,
     tokens: Sequence[int] = (0,),
     prompt_length: int = 1,
     end_tokens: tuple[int, ...] = (),
@@ -40,7 +41,19 @@ def opened(
 ) -> Open:
     """An `Open`; workers need its tokens only for processors that look back and for prompt scores."""
     chosen = Sampling(temperature, top_p, top_k, **sampling)
-    return Open(row, epoch, ints(tokens), prompt_length, chosen, end_tokens, rule, seed, logprobs, prompt_logprobs)
+    return Open(
+        row=row,
+        epoch=epoch,
+        tokens=ints(tokens),
+        prompt_length=prompt_length,
+        sampling=chosen,
+        end_tokens=end_tokens,
+        rule=rule,
+        seed=seed,
+        branch=branch,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 @dataclass

@@ -42,6 +42,11 @@ def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) ->
             f"min_tokens must be in [0, max_tokens = {request.max_tokens}], found {request.sampling.min_tokens}",
             param="min_tokens",
         )
+    if request.rule is not None and request.rule not in target.rules:
+        raise InvalidField(
+            f"no rule called {request.rule!r} here; there are: {', '.join(sorted(target.rules))}",
+            param="speculation.rule",
+        )
 
 
 def _check_sampling(sampling: Sampling, vocab_size: int) -> None:

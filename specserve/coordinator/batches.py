@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specserve.coordinator.branches import noise_seed
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.trie import Link
@@ -45,7 +44,7 @@ class DraftRow:
 
 
 def open_message(state: RequestState, rule: str) -> Open:
-    """What a request is, for a worker that has not heard of this epoch."""
+    """What a request is, for a worker that has not heard of this epoch. `rule` is the deployment's."""
     request = state.request
     return Open(
         row=state.row,
@@ -54,8 +53,9 @@ def open_message(state: RequestState, rule: str) -> Open:
         prompt_length=len(request.prompt),
         sampling=request.sampling,
         end_tokens=tuple(sorted(state.end_tokens)),
-        rule=rule,
-        seed=noise_seed(request),
+        rule=rule if request.rule is None else request.rule,
+        seed=request.seed,
+        branch=request.branch,
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs,
     )

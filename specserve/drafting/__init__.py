@@ -53,7 +53,8 @@ class Job:
 
     feed holds the tokens from absolute position `start` on, never none; slots [depth] take the dists of the drafted
     tokens in chain order; table are the block ids that cover start + feed + depth - 1 positions. The profile's
-    temperature is 0 where drafted tokens are picked by argmax.
+    temperature is 0 where drafted tokens are picked by argmax. shared_noise: they are picked by a race with the
+    target's noise, among the ids that the workspace keeps.
     """
 
     start: int
@@ -61,6 +62,7 @@ class Job:
     slots: Array
     table: Array
     profile: Profile
+    shared_noise: bool = False
 
     @property
     def depth(self) -> int:
@@ -79,9 +81,9 @@ class Speculator(Protocol):
     def propose(self, jobs: Sequence[Job], workspace: Workspace) -> list[list[int]]:
         """Feed each job and draft its tokens, which are returned in the jobs' order.
 
-        A chain ends early where the model's logits are not finite. A drafted token is drawn from the dist that the
-        workspace holds at its slot afterwards; where no job draws (all temperatures 0), the workspace may be left as
-        it is. All but a job's last leased token are fed.
+        A chain ends early where the model's logits are not finite. A drafted token is drawn, or won a race, from the
+        dist that the workspace holds at its slot afterwards; where no job draws (all temperatures 0), the workspace may
+        be left as it is. All but a job's last leased token are fed.
         """
         ...
 

@@ -14,7 +14,7 @@ from specserve.drafting.workspace import Workspace
 from specserve.models import Backend
 from specserve.models._stretches import Stretch, ragged
 from specserve.sampling.dists import greedy_choice, process
-from specserve.sampling.noise import Purpose, uniform
+from specserve.sampling.noise import Purpose, token_keys, uniform
 from specserve.sampling.processors import Place, apply
 from specserve.sampling.profiles import Settings
 
@@ -64,7 +64,10 @@ class _Chains:
         if self._sampled:
             first = torch.tensor([job.first for job in jobs])
             positions = first[:, None] + torch.arange(max(job.depth for job in jobs))
-            self._noise = uniform(self._settings.seeds[:, None], Purpose.PROPOSE, positions)
+            seeds, branches = self._settings.seeds[:, None], self._settings.branches[:, None]
+            self._noise = uniform(seeds, Purpose.PROPOSE, positions, branches)
+            self._shared = torch.tensor([job.shared_noise for job in jobs])
+            self._keys = token_keys(seeds, positions, branches)
 
     def rows(self, step: int) -> list[int]:
         """The jobs that draft a token in this step."""
@@ -90,7 +93,13 @@ class _Chains:
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         slots = np.array([self._jobs[row].slots[step] for row in rows])
         self._workspace.put(slots, dist)
-        return self._workspace.draw(slots, self._noise[index, step])
+        tokens = self._workspace.draw(slots, self._noise[index, step])
+        shared = self._shared[index].nonzero().squeeze(1)
+        if len(shared):
+            tokens[shared.to(tokens.device)] = self._workspace.race(
+                slots[shared.numpy()], self._keys[index[shared], step]
+            )
+        return tokens
 
 
 def _feed(job: Job) -> Stretch:

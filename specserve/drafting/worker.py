@@ -7,7 +7,7 @@ when the plan as a whole could not be computed. A row whose dists are not finite
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -23,7 +23,7 @@ from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.sampling.profiles import Profile, Profiles
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, Push
-from specserve.types import RuleName, WorkerInfo
+from specserve.types import DraftPicks, RuleName, WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 class DraftWorker:
     """A `transport.Worker` that holds a speculator and its slots. Never raises from `handle`.
 
-    vocab_size bounds the tokens that may be fed. Requests under a rule in argmax_rules, like those of temperature 0,
-    get the likeliest tokens and ship no dists, unless others in their plan do.
+    vocab_size bounds the tokens that may be fed. picks says for each rule how its drafted tokens are picked; those
+    that are not in it are sampled. Only sampled tokens need their dists shipped, and only where the temperature is not
+    0; a plan ships those of all its nodes or of none.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class DraftWorker:
         workspace: Workspace,
         *,
         vocab_size: int,
-        argmax_rules: Collection[RuleName] = frozenset(),
+        picks: Mapping[RuleName, DraftPicks] | None = None,
     ) -> None:
         self._speculator = speculator
         self._workspace = workspace
         self._vocab_size = vocab_size
-        self._argmax_rules = frozenset(argmax_rules)
+        self._picks = draft_picks() if picks is None else picks
         self._profiles = Profiles()
 
     def handle(self, message: Message) -> list[Message]:
@@ -96,16 +97,18 @@ class DraftWorker:
         jobs, faults = [], {}
         for i, row in enumerate(message.rows.tolist()):
             try:
-                profile = self._profile(row, int(message.epochs[i]))
-                jobs.append(Job(int(message.starts[i]), feeds[i], slots[i], tables[i], profile))
+                profile = self._profiles.find(row, int(message.epochs[i]))
+                jobs.append(self._job(int(message.starts[i]), feeds[i], slots[i], tables[i], profile))
                 self._check(jobs[-1])
             except ProtocolError as error:
                 faults[row] = f"row {row}: {error.message}"
         return jobs, faults
 
-    def _profile(self, row: int, epoch: int) -> Profile:
-        profile = self._profiles.find(row, epoch)
-        return replace(profile, temperature=0.0) if profile.rule in self._argmax_rules else profile
+    def _job(self, start: int, feed: Array, slots: Array, table: Array, profile: Profile) -> Job:
+        picks = self._picks.get(profile.rule, "sampling")
+        if picks == "argmax":
+            profile = replace(profile, temperature=0.0)
+        return Job(start, feed, slots, table, profile, shared_noise=picks == "shared_noise" and profile.temperature > 0)
 
     def _check(self, job: Job) -> None:
         if not len(job.feed):
@@ -139,7 +142,7 @@ class DraftWorker:
 
     def _dists(self, jobs: Sequence[Job], slots: Array) -> Dists:
         """Every node's dist, or none at all when no node was drawn."""
-        drawn = any(job.profile.temperature > 0 for job in jobs)
+        drawn = any(job.profile.temperature > 0 and not job.shared_noise for job in jobs)
         return self._workspace.ship(slots) if drawn and len(slots) else Dists.none()
 
 
@@ -158,7 +161,7 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     workspace = Workspace(
         config.engine.slot_count, _dist_store(config, info.vocab_size, backend.device), backend.device
     )
-    worker = DraftWorker(speculator, workspace, vocab_size=backend.vocab_size, argmax_rules=argmax_rules())
+    worker = DraftWorker(speculator, workspace, vocab_size=backend.vocab_size)
     return worker, info
 
 
@@ -169,7 +172,7 @@ def _dist_store(config: Config, vocab_size: int, device: torch.device) -> DistSt
     return SparseDists(slots, min(config.draft.top_k, vocab_size), device)
 
 
-def argmax_rules() -> frozenset[RuleName]:
-    """The rules for which a draft picks its likeliest tokens."""
+def draft_picks() -> dict[RuleName, DraftPicks]:
+    """How drafted tokens are picked under each rule."""
     rules = {name: folders.load("verification", name) for name in folders.names_in("verification")}
-    return frozenset(name for name, rule in rules.items() if rule.DRAFT_PICKS == "argmax")
+    return {name: rule.DRAFT_PICKS for name, rule in rules.items()}

@@ -13,6 +13,7 @@ import torch
 from specserve.errors import ProtocolError
 from specserve.sampling import wire
 from specserve.sampling.dists import draw
+from specserve.sampling.race import race, race_sparse
 from specserve.transport.messages import Array, Dists
 
 
@@ -25,6 +26,10 @@ class DistStore(Protocol):
 
     def draw(self, slots: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """One token per slot, int64 [m], drawn from exactly what is kept there, by uniforms [m]."""
+        ...
+
+    def race(self, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """One token per slot, int64 [m], that wins by what is kept there, under keys int32 [m, 4] of its noise."""
         ...
 
     def ship(self, slots: torch.Tensor) -> Dists:
@@ -48,6 +53,10 @@ class SparseDists:
         picked = draw(wire.normalise(self._probs[slots]), noise)
         return self._ids[slots].gather(1, picked[:, None]).squeeze(1).long()
 
+    def race(self, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """One token per slot that wins by what is kept there."""
+        return race_sparse(self._ids[slots], wire.normalise(self._probs[slots]), keys)
+
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
         return wire.encode_sparse(self._ids[slots], self._probs[slots])
@@ -66,6 +75,10 @@ class DenseDists:
     def draw(self, slots: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """One token per slot, drawn from what is kept there."""
         return draw(wire.normalise(self._probs[slots]), noise)
+
+    def race(self, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """One token per slot that wins by what is kept there."""
+        return race(wire.normalise(self._probs[slots]), keys)
 
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
@@ -88,6 +101,10 @@ class Workspace:
     def draw(self, slots: Array, noise: torch.Tensor) -> torch.Tensor:
         """One token per slot, int64 [m], drawn from what is kept there. Raises ProtocolError likewise."""
         return self._dists.draw(self._checked(slots), noise.to(self._device))
+
+    def race(self, slots: Array, keys: torch.Tensor) -> torch.Tensor:
+        """One token per slot, int64 [m], that wins by what is kept there. Raises ProtocolError likewise."""
+        return self._dists.race(self._checked(slots), keys.to(self._device))
 
     def ship(self, slots: Array) -> Dists:
         """The kept dists of slots [m] as bytes, in that order. Raises ProtocolError likewise."""

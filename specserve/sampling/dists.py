@@ -11,6 +11,9 @@ import torch
 _CANDIDATES = 1024
 """Ids looked at before a whole row is sorted; nearly every nucleus is smaller."""
 
+_BLOCK = 128
+"""Ids whose weights are summed before one of them is looked for."""
+
 
 def process(
     logits: torch.Tensor,
@@ -53,8 +56,9 @@ def _softmax(logits: torch.Tensor, temperature: torch.Tensor, vocab_size: int) -
     divisor = torch.where(temperature == 0, 1.0, temperature).to(logits.device, logits.dtype)[:, None]
     real = logits[:, :vocab_size]
     # The largest logit becomes 0 before the division, so that no temperature, however small, makes an infinity.
-    dist = torch.softmax((real - real.amax(-1, keepdim=True)) / divisor, -1)
-    return torch.nn.functional.pad(dist, (0, logits.shape[1] - real.shape[1]))
+    dist = torch.softmax((real - real.amax(-1, keepdim=True)).div_(divisor), -1)
+    padding = logits.shape[1] - real.shape[1]
+    return torch.nn.functional.pad(dist, (0, padding)) if padding else dist
 
 
 def greedy_choice(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -118,11 +122,44 @@ def _keep_front(
 def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """One id per row by inverse CDF: int64 [m] from weights [m, V], not negative, and uniforms [m] in [0, 1).
 
-    Weights need not sum to 1. An id of weight 0 is never returned, whatever the noise and the rounding: a parallel
-    scan is not monotone, so the weight is tested too. A row without any weight returns 0.
+    Weights need not sum to 1. An id of weight 0 is never returned, whatever the noise and the rounding. A row without
+    any weight returns some id.
     """
-    mass = weights.cumsum(-1, dtype=torch.float64)
-    hit = (mass > noise.double()[:, None] * mass[:, -1:]) & (weights > 0)
-    first = hit.byte().argmax(-1)
-    # Rounding may leave the threshold at the total itself, which no id passes; the likeliest one is surely possible.
-    return torch.where(hit.gather(1, first[:, None]).squeeze(1), first, weights.argmax(-1))
+    return draw_where_possible(weights, noise)[0]
+
+
+def draw_where_possible(weights: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `draw`; also bool [m]: whether a row has any weight.
+
+    The row is read once, for the weight of each block of ids; then one block of it is looked at in detail. Sums within
+    a block are in the weights' dtype, sums over blocks in float64.
+    """
+    mass = _block_sums(weights).double()
+    threshold = noise.double()[:, None] * mass.sum(-1, keepdim=True)
+    block, before = _first_above(mass, threshold)
+    ids = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    inside = weights.gather(1, ids.clamp(max=weights.shape[1] - 1))
+    inside = torch.where(ids < weights.shape[1], inside, 0).double()
+    at, _ = _first_above(inside, threshold - before)
+    return ids.gather(1, at).squeeze(1), mass.any(-1)
+
+
+def _block_sums(weights: torch.Tensor) -> torch.Tensor:
+    """[m, ⌈V / block⌉]: the weight of each block of ids; the last one may be short."""
+    whole = weights.shape[1] // _BLOCK
+    sums = torch.unflatten(weights[:, : whole * _BLOCK], 1, (whole, _BLOCK)).sum(-1)
+    tail = weights[:, whole * _BLOCK :]
+    return torch.cat([sums, tail.sum(-1, keepdim=True)], 1) if tail.shape[1] else sums
+
+
+def _first_above(mass: torch.Tensor, threshold: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the running sum of mass float64 [m, n] first exceeds the threshold [m, 1], and the sum before; [m, 1] each.
+
+    A parallel scan is not monotone, so the mass of a place is tested too. Rounding may leave the threshold at the
+    total itself, which no place passes; the largest one is surely possible.
+    """
+    total = mass.cumsum(-1)
+    hit = (total > threshold) & (mass > 0)
+    first = hit.byte().argmax(-1, keepdim=True)
+    first = torch.where(hit.gather(1, first), first, mass.argmax(-1, keepdim=True))
+    return first, (total - mass).gather(1, first)

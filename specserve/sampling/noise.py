@@ -1,10 +1,15 @@
-"""Counter-based noise: every draw is a pure function of (request seed, purpose, absolute position).
+"""Counter-based noise: every draw is a pure function of (request seed, branch, purpose, absolute position), and of the
+token id where it is per token.
 
 Nothing is consumed, so batching, chunking, depth, restarts and the order of calls cannot change a draw. The generator
 is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written with int64 tensor
 operations so that its integers are the same bits on every device.
 
-The counter is (position low, position high, purpose, 0) and the key (seed low, seed high), in 32-bit words.
+The counter is (position low, position high, purpose, branch) and the key (seed low, seed high), in 32-bit words. The
+branch numbers the answers of one request (n > 1) from 0; distinct branches have independent noise.
+
+Noise per token id would cost a Philox block for every four ids of a row. Here Philox is asked once per row, for a key
+of four words, and a keyed integer mixer turns the key and a token id into that id's bits (see `token_words`).
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ _WORD = 0xFFFFFFFF
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+# Odd multipliers of a 32-bit finaliser with full avalanche; the second one as a signed number.
+_MIX = (0x7FEB352D, 0x846CA68B - 2**32)
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -25,12 +32,14 @@ class Purpose(IntEnum):
     """What a draw decides. Streams of different purposes are independent.
 
     PROPOSE picks a drafted token, ACCEPT tests one, CHOOSE picks the target's own token. Sharing a stream between
-    proposing and choosing would bias a ratio test.
+    proposing and choosing would bias a ratio test. SHARED is noise per token id, which the rule `coupled` gives to
+    draft and target on purpose.
     """
 
     PROPOSE = 0
     ACCEPT = 1
     CHOOSE = 2
+    SHARED = 3
 
 
 def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
@@ -50,15 +59,53 @@ def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     return c0, c1, c2, c3
 
 
-def uniform(seeds: torch.Tensor, purpose: Purpose, positions: torch.Tensor) -> torch.Tensor:
-    """One uniform per (seed, position): float64 in [0, 1) with 53 random bits, bit-identical on every device.
+def _block(seeds: torch.Tensor, purpose: Purpose, positions: torch.Tensor, branches: torch.Tensor | int) -> Words:
+    """The Philox block of each (seed, position, branch); arguments broadcast."""
+    zeros = torch.zeros_like(seeds) + torch.zeros_like(positions) + branches * 0
+    seeds, positions = seeds + zeros, positions + zeros
+    counter = (positions & _WORD, (positions >> 32) & _WORD, zeros + int(purpose), (zeros + branches) & _WORD)
+    return philox(counter, (seeds & _WORD, (seeds >> 32) & _WORD))
 
-    seeds and positions are int64 and broadcast against each other; the result has their common shape. A position is
-    the absolute index of the token that the draw is about, the first prompt token being 0.
+
+def uniform(
+    seeds: torch.Tensor, purpose: Purpose, positions: torch.Tensor, branches: torch.Tensor | int = 0
+) -> torch.Tensor:
+    """One uniform per (seed, position, branch): float64 in [0, 1) with 53 random bits, bit-identical on every device.
+
+    seeds, positions and branches are int64 and broadcast against each other; the result has their common shape. A
+    position is the absolute index of the token that the draw is about, the first prompt token being 0.
     """
-    seeds, positions = seeds + torch.zeros_like(positions), positions + torch.zeros_like(seeds)
-    constant = torch.full_like(positions, int(purpose))
-    counter = (positions & _WORD, (positions >> 32) & _WORD, constant, torch.zeros_like(positions))
-    high, low, _, _ = philox(counter, (seeds & _WORD, (seeds >> 32) & _WORD))
+    high, low, _, _ = _block(seeds, purpose, positions, branches)
     bits = ((high >> 5) << 26) | (low >> 6)
     return bits.to(torch.float64) * 2.0**-53
+
+
+def token_keys(seeds: torch.Tensor, positions: torch.Tensor, branches: torch.Tensor | int = 0) -> torch.Tensor:
+    """int32 [..., 4]: the key of the noise per token id at each (seed, position, branch); arguments as for `uniform`.
+
+    The four words of the Philox block with purpose SHARED, as signed numbers: two for each call of `token_words`.
+    """
+    words = torch.stack(_block(seeds, Purpose.SHARED, positions, branches), -1)
+    return ((words + 2**31) % 2**32 - 2**31).to(torch.int32)
+
+
+def token_words(
+    keys: torch.Tensor, ids: torch.Tensor, out: torch.Tensor | None = None, scratch: torch.Tensor | None = None
+) -> torch.Tensor:
+    """31 random bits per token id: int32 in [0, 2³¹), bit-identical on every device.
+
+    keys int32 [..., 2] and ids int32 broadcast as keys[..., 0] + ids. The bits are a 32-bit permutation of that sum
+    (multiply, xor-shift, twice) with the second key word mixed in half way, less the lowest bit: for each id alone
+    exactly uniform over keys. `out` and `scratch` are int32 tensors of the result's shape to work in, where there are.
+    """
+    x = torch.add(ids, keys[..., 0], out=out)
+    x = _xor_shift(x, 16, scratch)
+    x = _xor_shift(x.mul_(_MIX[0]), 15, scratch).bitwise_xor_(keys[..., 1])
+    x = _xor_shift(x.mul_(_MIX[1]), 16, scratch)
+    return x.bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF)
+
+
+def _xor_shift(x: torch.Tensor, bits: int, scratch: torch.Tensor | None) -> torch.Tensor:
+    # The shift of a signed number drags its sign along; the mask makes it a logical one.
+    shifted = torch.bitwise_right_shift(x, bits, out=scratch)
+    return x.bitwise_xor_(shifted.bitwise_and_((1 << (32 - bits)) - 1))

@@ -26,6 +26,7 @@ class Profile:
     top_k: int
     rule: str
     seed: int
+    branch: int = 0
     min_p: float = 0.0
     processors: Processors | None = None
     logprobs: int | None = None
@@ -43,12 +44,13 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Profiles by column, on the CPU: temperature, top_p and min_p float32 [n], top_k and seeds int64 [n]."""
+    """Profiles by column, on the CPU: temperature, top_p and min_p float32 [n], top_k, seeds, branches int64 [n]."""
 
     temperature: torch.Tensor
     top_p: torch.Tensor
     top_k: torch.Tensor
     seeds: torch.Tensor
+    branches: torch.Tensor
     min_p: torch.Tensor
 
     @staticmethod
@@ -59,12 +61,20 @@ class Settings:
             torch.tensor([p.top_p for p in profiles], dtype=torch.float32),
             torch.tensor([p.top_k for p in profiles], dtype=torch.int64),
             torch.tensor([p.seed for p in profiles], dtype=torch.int64),
+            torch.tensor([p.branch for p in profiles], dtype=torch.int64),
             torch.tensor([p.min_p for p in profiles], dtype=torch.float32),
         )
 
     def take(self, rows: torch.Tensor) -> Settings:
         """The settings of some rows, int64 [m] on the CPU; a row may be named more than once."""
-        return Settings(self.temperature[rows], self.top_p[rows], self.top_k[rows], self.seeds[rows], self.min_p[rows])
+        return Settings(
+            self.temperature[rows],
+            self.top_p[rows],
+            self.top_k[rows],
+            self.seeds[rows],
+            self.branches[rows],
+            self.min_p[rows],
+        )
 
 
 class Profiles:
@@ -83,6 +93,7 @@ class Profiles:
             sampling.top_k,
             message.rule,
             _signed(message.seed),
+            message.branch,
             sampling.min_p,
             _processors(message),
             message.logprobs,

@@ -8,6 +8,8 @@ the same bits on every device.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -16,6 +18,29 @@ from specserve.transport.messages import Array, Dists
 
 _ID_BYTES = 4
 _PROB_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """n dists by the ids that have mass: ids int64 [n, k] and probs float32 [n, k], 0 for unused entries."""
+
+    ids: torch.Tensor
+    probs: torch.Tensor
+
+    @staticmethod
+    def none(device: torch.device) -> Support:
+        """No dists."""
+        return Support(torch.empty(0, 1, dtype=torch.int64, device=device), torch.empty(0, 1, device=device))
+
+    @staticmethod
+    def whole(dist: torch.Tensor) -> Support:
+        """Every id of dist [n, V], in the dtype of dist."""
+        return Support(torch.arange(dist.shape[1], device=dist.device).expand(dist.shape), dist)
+
+    def dense(self, width: int) -> torch.Tensor:
+        """The dists [n, width]."""
+        # Unused entries share id 0 with a possible real one, so they are added, not written.
+        return self.probs.new_zeros(len(self.ids), width).scatter_add_(1, self.ids, self.probs)
 
 
 def sparsify(dist: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,13 +62,6 @@ def normalise(rounded: torch.Tensor) -> torch.Tensor:
     return rounded.float() / total
 
 
-def densify(ids: torch.Tensor, rounded: torch.Tensor, width: int) -> torch.Tensor:
-    """The dist float32 [m, width] that sparse entries stand for."""
-    dist = torch.zeros(ids.shape[0], width, device=ids.device)
-    # Unused entries share id 0 with a possible real one, so they are added, not written.
-    return dist.scatter_add_(1, ids.long(), normalise(rounded))
-
-
 def encode_sparse(ids: torch.Tensor, rounded: torch.Tensor) -> Dists:
     """Sparse rows as bytes: int32 ids, then float16 probabilities."""
     count, width = ids.shape
@@ -59,14 +77,14 @@ def encode_dense(rounded: torch.Tensor) -> Dists:
     return Dists("dense", width, rows)
 
 
-def decode(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
-    """The draft dists that were sampled from: float32 [n, vocab_size] on `device`.
+def decode(dists: Dists, vocab_size: int, device: torch.device) -> Support:
+    """The draft dists that were sampled from, on `device`.
 
     Raises ProtocolError for rows of a wrong size, ids or mass outside the vocabulary, or probabilities that are no
     dist.
     """
     if not dists.rows.size:
-        return torch.zeros(len(dists.rows), vocab_size, device=device)
+        return Support.none(device)
     sparse = dists.form == "sparse"
     expected = dists.width * (_PROB_BYTES + (_ID_BYTES if sparse else 0))
     if dists.rows.ndim != 2 or dists.rows.shape[1] != expected:
@@ -76,26 +94,26 @@ def decode(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
     return _decode_sparse(dists, vocab_size, device) if sparse else _decode_dense(dists, vocab_size, device)
 
 
-def _decode_sparse(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
+def _decode_sparse(dists: Dists, vocab_size: int, device: torch.device) -> Support:
     split = dists.width * _ID_BYTES
-    ids = np.ascontiguousarray(dists.rows[:, :split]).view("int32")
+    # Copied, since a single row counts as contiguous whatever its stride, which torch then refuses.
+    ids = dists.rows[:, :split].copy().view("int32")
     probs = _probabilities(dists.rows[:, split:])
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ProtocolError(f"draft dist with ids from {ids.min()} to {ids.max()}, vocabulary is {vocab_size}")
-    return densify(torch.from_numpy(ids).to(device), torch.from_numpy(probs).to(device), vocab_size)
+    return Support(torch.from_numpy(ids).to(device).long(), normalise(torch.from_numpy(probs).to(device)))
 
 
-def _decode_dense(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
+def _decode_dense(dists: Dists, vocab_size: int, device: torch.device) -> Support:
     probs = _probabilities(dists.rows)
     if probs[:, vocab_size:].any():
         raise ProtocolError(f"draft dist with mass at or above id {vocab_size}, the vocabulary's end")
-    dist = normalise(torch.from_numpy(probs).to(device))
-    return torch.nn.functional.pad(dist, (0, max(0, vocab_size - dists.width)))[:, :vocab_size]
+    return Support.whole(normalise(torch.from_numpy(probs[:, :vocab_size].copy()).to(device)))
 
 
 def _probabilities(rows: Array) -> Array:
     """The float16 values of these bytes, each row of them checked to be a dist but for its sum."""
-    probs: Array = np.ascontiguousarray(rows).view("float16").copy()
+    probs: Array = rows.copy().view("float16")
     # A comparison with NaN is false, so this also refuses NaN.
     if not (probs >= 0).all() or not (probs <= 1).all() or not probs.any(axis=1).all():
         raise ProtocolError("draft dist with a probability outside 0 to 1, or without any mass")

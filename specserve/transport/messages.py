@@ -56,6 +56,7 @@ class Open(Message):
 
     tokens int32 [committed so far]; of these the first prompt_length are the prompt. end_tokens are the ids that
     would end the answer. logprobs and prompt_logprobs are alternatives wanted beside each token, None for no scores.
+    branch numbers the answers that one client request asked for, from 0; each has noise of its own.
     """
 
     row: int
@@ -66,6 +67,7 @@ class Open(Message):
     end_tokens: tuple[int, ...]
     rule: str
     seed: int
+    branch: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 

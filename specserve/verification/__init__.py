@@ -1,54 +1,60 @@
 """ONE FILE PER RULE: how the target decides which drafted tokens stay and which token comes next.
 
-A rule file holds a function `judge` (see `Rule`) and two constants that the workers read when they start:
+A rule file holds constants that the workers read when they start, and a function:
 
-DRAFT_PICKS   "sampling": drafted tokens are drawn from the draft dist; "argmax": they are its likeliest tokens
-NEEDS_DISTS   whether the target must know the dists that drafted tokens were drawn from
+DRAFT_PICKS    "sampling": drafted tokens are drawn from the draft dist; "argmax": they are its likeliest tokens;
+               "shared_noise": they win the race that the target will run, by the draft's dist
+NEEDS_DISTS    whether the target must know the dists that drafted tokens were drawn from
+LOSSLESS       whether what comes out has exactly the target's law; the tests prove it by enumeration
+GREEDY_WALK    whether, at temperature 0, it keeps exactly the target's own choices; such rows skip their dists
+build(engine)  returns the rule's `Judge`; raises ConfigError where the configuration lacks what the rule needs
 
-Every rule that is called lossless puts out tokens with exactly the target dist's joint law; the tests prove it by
-enumeration.
+Rules that can check several drafted continuations at once also hold `judge_tree` (see `_tree`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
+
+from specserve import folders
+from specserve.config import EngineConfig
+from specserve.errors import ConfigError
+from specserve.types import DraftPicks, RuleName
 
 if TYPE_CHECKING:
     import torch
 
-NOT_CHOICES = frozenset({"bookkeeping", "verifier"})
+    from specserve.verification._draft_rows import DraftRows
 
-DraftPicks = Literal["sampling", "argmax"]
+NOT_CHOICES = frozenset({"bookkeeping", "verifier"})
 
 
 @dataclass(frozen=True, slots=True)
 class RuleNoise:
-    """Uniforms in [0, 1) by chain position j, keyed by the absolute position of the token in question.
+    """Noise by chain position j, keyed by the absolute position of the token in question.
 
-    accept float64 [B, K] tests drafted token j; choose float64 [B, K + 1] picks the target's own token j.
+    Uniforms in [0, 1): accept float64 [B, K] tests drafted token j; choose float64 [B, K + 1] picks the target's own
+    token j. keys int32 [B, K + 1, 4] are those of the noise per token id of token j.
     """
 
     accept: torch.Tensor
     choose: torch.Tensor
+    keys: torch.Tensor
 
 
 class Judge(Protocol):
-    """The function of a rule: pure, and computed in the dtype of its dists (never less)."""
+    """The decision of a rule: pure, and computed in the dtype of its dists (never less)."""
 
     def __call__(
-        self,
-        target: torch.Tensor,
-        draft: torch.Tensor,
-        tokens: torch.Tensor,
-        lengths: torch.Tensor,
-        noise: RuleNoise,
+        self, target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """How many drafted tokens each row keeps, int64 [B], and the token after them, int64 [B].
 
-        target [B, K + 1, V]: row j is the target dist of token j, given the drafted tokens before it. draft [B, K, V]:
-        the dist that token j was drawn from, one-hot where it was chosen without chance. tokens int64 [B, K];
-        lengths int64 [B], at most K. Whatever stands past a row's length has no influence.
+        target [B, K + 1, V]: row j is the target dist of token j, given the drafted tokens before it. draft: for each
+        drafted token [B, K] the dist that it was drawn from, certain where it was chosen without chance. tokens int64
+        [B, K]; lengths int64 [B], at most K. Whatever stands past a row's length has no influence.
         """
         ...
 
@@ -58,8 +64,28 @@ class Rule(Protocol):
 
     DRAFT_PICKS: DraftPicks
     NEEDS_DISTS: bool
+    LOSSLESS: bool
+    GREEDY_WALK: bool
 
-    @property
-    def judge(self) -> Judge:
-        """The decision."""
+    def build(self, engine: EngineConfig) -> Judge:
+        """The decision, under this configuration. Raises ConfigError."""
         ...
+
+
+def all_rules() -> Mapping[RuleName, Rule]:
+    """Every rule by its name."""
+    return {name: cast(Rule, folders.load("verification", name)) for name in folders.names_in("verification")}
+
+
+def judges_of(engine: EngineConfig) -> Mapping[RuleName, Judge]:
+    """The judges of all rules that this configuration can build. Raises ConfigError when engine.rule is not one."""
+    judges = {}
+    for name, rule in all_rules().items():
+        try:
+            judges[name] = rule.build(engine)
+        except ConfigError:
+            if name == engine.rule:
+                raise
+    if engine.rule not in judges:
+        raise ConfigError(f"no rule called {engine.rule!r}; there are: {', '.join(judges)}")
+    return judges

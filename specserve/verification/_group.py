@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from specserve.sampling.dists import one_hot
-from specserve.sampling.noise import Purpose, uniform
+from specserve.sampling.noise import Purpose, token_keys, uniform
 from specserve.sampling.profiles import Settings
+from specserve.types import RuleName
 from specserve.verification import RuleNoise
 from specserve.verification._rows import Row
 
 GREEDY = ""
-"""Stands for the rule of rows whose target dist is one-hot: there every rule says the same."""
+"""Stands for the rule of rows whose target dist is one-hot: there all rules with GREEDY_WALK say the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +48,24 @@ class Group:
     def noise(self, device: torch.device) -> RuleNoise:
         """The noise of each chain position, keyed by absolute position."""
         positions = self.first[:, None] + torch.arange(self.steps.shape[1])
-        seeds = self.settings.seeds[:, None]
-        accept = uniform(seeds, Purpose.ACCEPT, positions[:, :-1])
-        return RuleNoise(accept.to(device), uniform(seeds, Purpose.CHOOSE, positions).to(device))
-
-    def draft(self, dists: torch.Tensor) -> torch.Tensor:
-        """float32 [B, K, V]: each drafted token's dist out of dists [n, V], one-hot where it has none."""
-        if self.dist_rows.numel() and bool((self.dist_rows >= 0).all()):
-            return dists[self.dist_rows.to(dists.device)]
-        width = dists.shape[1]
-        certain = one_hot(self.tokens.flatten().to(dists.device), width).view(*self.tokens.shape, width)
-        if not len(dists):
-            return certain
-        rows = self.dist_rows.to(dists.device)
-        return torch.where((rows >= 0)[..., None], dists[rows.clamp(min=0)], certain)
+        seeds, branches = self.settings.seeds[:, None], self.settings.branches[:, None]
+        accept = uniform(seeds, Purpose.ACCEPT, positions[:, :-1], branches)
+        choose = uniform(seeds, Purpose.CHOOSE, positions, branches)
+        return RuleNoise(accept.to(device), choose.to(device), token_keys(seeds, positions, branches).to(device))
 
 
-def grouped(rows: Sequence[Row]) -> list[Group]:
-    """The due rows of a round, in order, by rule; their logits are taken to stand in the same order."""
+def grouped(rows: Sequence[Row], greedy_walks: Container[RuleName]) -> list[Group]:
+    """The due rows of a round, in order, by rule; their logits are taken to stand in the same order.
+
+    greedy_walks are the rules whose rows of temperature 0 all go into one group, `GREEDY`.
+    """
     members: dict[str, list[tuple[Row, int]]] = {}
     at = 0
     for row in rows:
         if row.due:
-            rule = GREEDY if row.profile.temperature == 0 else row.profile.rule
+            rule = row.profile.rule
+            if row.profile.temperature == 0 and rule in greedy_walks:
+                rule = GREEDY
             members.setdefault(rule, []).append((row, at))
             at += len(row.chain) + 1
     return [_group(rule, *zip(*found, strict=True)) for rule, found in members.items()]

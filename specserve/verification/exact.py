@@ -10,17 +10,40 @@ from typing import Final
 
 import torch
 
+from specserve.config import EngineConfig
 from specserve.sampling.dists import draw
-from specserve.verification import DraftPicks, RuleNoise
+from specserve.types import DraftPicks
+from specserve.verification import Judge, RuleNoise
 from specserve.verification._chain import judge_greedy
+from specserve.verification._draft_rows import DraftRows
+from specserve.verification._tree import DraftTree, follow
 
 DRAFT_PICKS: Final[DraftPicks] = "argmax"
 NEEDS_DISTS: Final[bool] = False
+LOSSLESS: Final[bool] = True
+GREEDY_WALK: Final[bool] = True
+
+
+def build(engine: EngineConfig) -> Judge:
+    """See `verification`; there is nothing to configure."""
+    return judge
 
 
 def judge(
-    target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
+    target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `verification.Judge`. The draft dists have no influence; draft may be [B, K, 0]."""
-    choices = draw(target.flatten(0, 1), noise.choose.flatten()).view(noise.choose.shape)
-    return judge_greedy(choices, tokens, lengths)
+    """See `verification.Judge`. The draft dists have no influence."""
+    return judge_greedy(_choices(target, noise.choose), tokens, lengths)
+
+
+def judge_tree(target: torch.Tensor, tree: DraftTree, choose: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last kept node and next token, as `_tree.follow`, of target rows [B, N + 1, V].
+
+    choose float64 [B, N + 1] are uniforms keyed by each row's position; rows of one depth may share theirs, since a
+    walk looks at one of them only.
+    """
+    return follow(_choices(target, choose), tree)
+
+
+def _choices(target: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    return draw(target.flatten(0, 1), noise.flatten()).view(noise.shape)

@@ -10,39 +10,48 @@ from typing import Final
 
 import torch
 
+from specserve.config import EngineConfig
 from specserve.sampling.dists import draw
-from specserve.verification import DraftPicks, RuleNoise
+from specserve.sampling.wire import Support
+from specserve.types import DraftPicks
+from specserve.verification import Judge, RuleNoise
 from specserve.verification._chain import kept_length
+from specserve.verification._draft_rows import DraftRows, draw_leftover, rows_at
+from specserve.verification._tree import DraftTree, judge_siblings
 
 DRAFT_PICKS: Final[DraftPicks] = "sampling"
 NEEDS_DISTS: Final[bool] = True
+LOSSLESS: Final[bool] = True
+GREEDY_WALK: Final[bool] = True
+
+
+def build(engine: EngineConfig) -> Judge:
+    """See `verification`; there is nothing to configure."""
+    return judge
 
 
 def judge(
-    target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
+    target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `verification.Judge`. A token that its own draft dist holds impossible is refused."""
     kept = kept_length(_accepted(target, draft, tokens, noise.accept), lengths)
-    weights = _leftover(target, draft, kept, lengths)
-    return kept, draw(weights, noise.choose.gather(1, kept[:, None]).squeeze(1))
+    choose = noise.choose.gather(1, kept[:, None]).squeeze(1)
+    if not draft.depth:
+        return kept, draw(target[:, 0], choose)
+    refused = draft.at(kept)
+    less = torch.where((kept < lengths)[:, None], refused.probs, 0)
+    return kept, draw_leftover(rows_at(target, kept), Support(refused.ids, less), choose)
 
 
-def _accepted(target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def _accepted(target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """bool [B, K]. Multiplied, not divided, and strict: a token that the target holds impossible fails for noise 0."""
-    here = tokens[..., None]
-    target_mass = target[:, :-1].gather(2, here).squeeze(2)
-    draft_mass = draft.gather(2, here).squeeze(2)
+    target_mass = target[:, :-1].gather(2, tokens[..., None]).squeeze(2)
+    draft_mass = draft.mass_of(tokens)
     return (noise * draft_mass < target_mass) & (draft_mass > 0)
 
 
-def _leftover(target: torch.Tensor, draft: torch.Tensor, kept: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Weights [B, V] of the next token: the target's row less the draft's, which is zero after a whole kept chain."""
-    rows = torch.arange(len(kept), device=kept.device)
-    target_row = target[rows, kept]
-    if draft.shape[1] == 0:
-        return target_row
-    refused = (kept < lengths)[:, None]
-    draft_row = draft[rows, kept.clamp(max=draft.shape[1] - 1)]
-    residual = torch.where(refused, (target_row - draft_row).clamp(min=0), target_row)
-    # Equal dists leave nothing over but for rounding; then the target's own row is the right one.
-    return torch.where(residual.any(-1, keepdim=True), residual, target_row)
+def judge_tree(
+    target: torch.Tensor, draft: torch.Tensor, tree: DraftTree, accept: torch.Tensor, choose: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last kept node and next token: siblings without replacement, see `_tree.judge_siblings`."""
+    return judge_siblings(target, draft, tree, accept, choose)

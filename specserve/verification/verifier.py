@@ -14,24 +14,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import cast
 
 import numpy as np
 import torch
 
-from specserve import folders
-from specserve.config import Config
+from specserve.config import Config, EngineConfig
+from specserve.errors import ProtocolError
 from specserve.models import Backend
 from specserve.models._stretches import ragged
 from specserve.models._worker import load_backend
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.processors import apply
 from specserve.sampling.profiles import Profiles
-from specserve.sampling.wire import decode
+from specserve.sampling.wire import Support, decode
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Verdict, Verify
-from specserve.types import WorkerInfo
-from specserve.verification import Rule
+from specserve.types import RuleName, WorkerInfo
+from specserve.verification import Judge, all_rules, judges_of
+from specserve.verification._draft_rows import DraftRows
 from specserve.verification._group import GREEDY, Group, grouped
 from specserve.verification._rows import Row, judged_places, processed_places, read, uncovered
 from specserve.verification._scores import Scorer
@@ -43,14 +44,22 @@ log = logging.getLogger(__name__)
 class Verifier:
     """A `transport.Worker` that holds the target. Never raises from `handle`.
 
-    vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen.
+    vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
+    configures the rules. Raises ConfigError when its own rule is not one that can be built.
     """
 
-    def __init__(self, backend: Backend, *, vocab_size: int) -> None:
+    def __init__(self, backend: Backend, *, vocab_size: int, engine: EngineConfig | None = None) -> None:
         self._backend = backend
         self._vocab_size = min(vocab_size, backend.vocab_size)
         self._profiles = Profiles()
-        self._rules: dict[str, Rule] = {}
+        self._judges = judges_of(EngineConfig() if engine is None else engine)
+        self._rules = {name: rule for name, rule in all_rules().items() if name in self._judges}
+        self._greedy_walks = frozenset(name for name, rule in self._rules.items() if rule.GREEDY_WALK)
+
+    @property
+    def rules(self) -> dict[RuleName, bool]:
+        """The rules that rows may be opened with, and whether each is lossless."""
+        return {name: rule.LOSSLESS for name, rule in self._rules.items()}
 
     def handle(self, message: Message) -> list[Message]:
         """Answer `Open` and `Close` with nothing, `Verify` as the module says, anything else with `Failed`."""
@@ -111,10 +120,10 @@ class Verifier:
             prompt_scores,
         )
 
-    def _rule(self, name: str) -> Rule:
-        if name not in self._rules:
-            self._rules[name] = cast(Rule, folders.load("verification", name))
-        return self._rules[name]
+    def _judge_of(self, rule: RuleName) -> Judge:
+        if rule not in self._judges:
+            raise ProtocolError(f"no rule called {rule!r}; there are: {', '.join(self._judges)}")
+        return self._judges[rule]
 
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         if not rows:
@@ -126,7 +135,7 @@ class Verifier:
 
     def _judge(self, rows: Sequence[Row], logits: torch.Tensor, finite: torch.Tensor, dists: Dists) -> Array:
         """kept, next and healthy of each row, int64 [3, n]; 0, -1 and 1 where no token is due."""
-        groups = grouped(rows)
+        groups = grouped(rows, self._greedy_walks)
         outcome = torch.tensor([[0], [-1], [1]], device=logits.device).repeat(1, len(rows))
         draft_dists = self._draft_dists(groups, dists, logits)
         for group in groups:
@@ -141,9 +150,9 @@ class Verifier:
             outcome[:, group.places.to(outcome.device)] = torch.stack([kept, chosen, healthy.long()])
         return outcome.cpu().numpy()
 
-    def _draft_dists(self, groups: Sequence[Group], dists: Dists, logits: torch.Tensor) -> torch.Tensor:
-        """float32 [n, V]; n is 0 when no row of the round needs them."""
-        needed = any(group.rule != GREEDY and self._rule(group.rule).NEEDS_DISTS for group in groups)
+    def _draft_dists(self, groups: Sequence[Group], dists: Dists, logits: torch.Tensor) -> Support:
+        """The dists of the round; none when no row needs them."""
+        needed = any(group.rule in self._rules and self._rules[group.rule].NEEDS_DISTS for group in groups)
         return decode(dists if needed else Dists.none(), logits.shape[1], logits.device)
 
     def _judge_greedy(self, group: Group, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,14 +165,13 @@ class Verifier:
         return buffers.counts, buffers.sampled
 
     def _judge_by_rule(
-        self, group: Group, logits: torch.Tensor, draft_dists: torch.Tensor
+        self, group: Group, logits: torch.Tensor, draft_dists: Support
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rule, settings, device = self._rule(group.rule), group.settings.take(group.owners), logits.device
+        judge, settings, device = self._judge_of(group.rule), group.settings.take(group.owners), logits.device
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
-        draft = group.draft(draft_dists) if rule.NEEDS_DISTS else dist.new_empty(*group.tokens.shape, 0)
-        return rule.judge(
-            group.by_step(dist), draft, group.tokens.to(device), group.lengths.to(device), group.noise(device)
-        )
+        tokens = group.tokens.to(device)
+        draft = DraftRows.of(draft_dists, group.dist_rows.to(device), tokens)
+        return judge(group.by_step(dist), draft, tokens, group.lengths.to(device), group.noise(device))
 
 
 def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
@@ -173,4 +181,5 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
 def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     backend, info = load_backend(config.target, "target", config.engine)
-    return Verifier(backend, vocab_size=info.vocab_size), info
+    verifier = Verifier(backend, vocab_size=info.vocab_size, engine=config.engine)
+    return verifier, replace(info, rules=verifier.rules)

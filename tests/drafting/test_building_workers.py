@@ -7,7 +7,7 @@ import torch
 from worker_messages import Part, opened, plan, verify, with_drafts
 
 from specserve import drafting, folders
-from specserve.config import Config, DraftConfig, parse
+from specserve.config import Config, DraftConfig, EngineConfig, parse
 from specserve.drafting import worker
 from specserve.errors import ConfigError
 from specserve.transport.messages import Push, Verdict
@@ -83,9 +83,26 @@ def test_speculators_say_where_they_live() -> None:
 def test_the_folders_hold_the_documented_choices() -> None:
     """Workers and helpers are no choices; every rule and speculator has its constants."""
     assert folders.names_in("drafting") == ["ngram", "small_model"]
-    assert folders.names_in("verification") == ["exact", "rejection"]
+    lossless = {"block", "coupled", "exact", "rejection"}
+    assert set(folders.names_in("verification")) == lossless | {"synthetic", "typical"}
     for name in folders.names_in("verification"):
         rule = folders.load("verification", name)
-        assert rule.DRAFT_PICKS in ("sampling", "argmax")
-        assert isinstance(rule.NEEDS_DISTS, bool)
-    assert worker.argmax_rules() == {"exact"}
+        assert rule.DRAFT_PICKS in ("sampling", "argmax", "shared_noise")
+        assert rule.NEEDS_DISTS is (name in {"block", "rejection"})
+        assert rule.LOSSLESS is (name in lossless)
+        assert rule.GREEDY_WALK is (name != "synthetic")
+    assert worker.draft_picks()["coupled"] == "shared_noise"
+
+
+def test_a_verifier_says_which_rules_it_has(tiny: Path) -> None:
+    """Rules that need a configuration are there when they have it; a lossy one says so."""
+    plain = {"block": True, "coupled": True, "exact": True, "rejection": True, "typical": False}
+    assert verifier.build(config(tiny))[1].rules == plain
+    made_up = config(tiny).model_copy(update={"engine": EngineConfig(synthetic_acceptance=(0.5,), block_tokens=4)})
+    assert verifier.build(made_up)[1].rules == plain | {"synthetic": False}
+    with pytest.raises(ConfigError, match="no rule called 'guess'"):
+        verifier.build(made_up.model_copy(update={"engine": EngineConfig(rule="guess", block_tokens=4)}))
+    with pytest.raises(ConfigError, match="synthetic_acceptance"):
+        parse({"engine": {"rule": "synthetic"}})
+    with pytest.raises(ConfigError, match="never rise"):
+        parse({"engine": {"synthetic_acceptance": [0.2, 0.4]}})

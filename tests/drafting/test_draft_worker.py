@@ -7,7 +7,7 @@ from table_backend import TableBackend
 from worker_messages import Part, opened, plan
 
 from specserve.drafting.small_model import SmallModel
-from specserve.drafting.worker import DraftWorker, argmax_rules
+from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import DenseDists, SparseDists, Workspace
 from specserve.sampling import wire
 from specserve.sampling.dists import draw, process
@@ -27,7 +27,7 @@ def table(seed: int = 0) -> TableBackend:
 def worker_on(model: TableBackend, k: int = 64, form: str = "sparse", vocab_size: int = VOCAB) -> DraftWorker:
     store = SparseDists(32, k, CPU) if form == "sparse" else DenseDists(32, vocab_size, CPU)
     space = Workspace(32, store, CPU)
-    return DraftWorker(SmallModel(model, vocab_size), space, vocab_size=VOCAB, argmax_rules=argmax_rules())
+    return DraftWorker(SmallModel(model, vocab_size), space, vocab_size=VOCAB)
 
 
 def pushed(worker: DraftWorker, message) -> Push:
@@ -85,12 +85,16 @@ def test_tokens_are_drawn_from_the_shipped_dists_with_propose_noise(
     for seed in range(25):
         worker.handle(opened(seed, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed))
         push = pushed(worker, plan([Part(seed, 0, [1, 2, 3], [0, 1], slots=[4, 5, 6])]))
-        shipped = wire.decode(push.dists, VOCAB, CPU)
+        shipped = wire.decode(push.dists, VOCAB, CPU).dense(VOCAB)
         history = [1, 2, 3, *push.tokens.tolist()]
         for j in range(3):
             settings = (torch.tensor([temperature]), torch.tensor([float(top_p)]), torch.tensor([top_k]))
             full = process(model.logits[history[j + 1], history[j + 2]][None], *settings, VOCAB)
-            kept = full if form == "dense" else wire.densify(*wire.sparsify(full, k), VOCAB)
+            kept = (
+                full
+                if form == "dense"
+                else wire.decode(wire.encode_sparse(*wire.sparsify(full, k)), VOCAB, CPU).dense(VOCAB)
+            )
             assert torch.allclose(shipped[j : j + 1], kept, atol=1e-3)
             assert shipped[j, history[3 + j]] > 0
             if form == "dense":
@@ -120,7 +124,7 @@ def test_a_mixed_plan_ships_a_row_for_every_node() -> None:
     worker.handle(opened(2, temperature=1))
     parts = [Part(1, 0, [1, 2], [0, 1], slots=[0, 1]), Part(2, 0, [1], [2], slots=[2])]
     push = pushed(worker, plan(parts))
-    shipped = wire.decode(push.dists, VOCAB, CPU)
+    shipped = wire.decode(push.dists, VOCAB, CPU).dense(VOCAB)
     assert shipped[:2].argmax(-1).tolist() == push.tokens[:2].tolist()
     assert shipped[:2].max(-1).values.tolist() == [1, 1]
     assert (shipped[2] > 0).sum() > 1

@@ -23,7 +23,7 @@ def test_what_is_kept_is_drawn_from_and_shipped(form: str) -> None:
     dist = torch.softmax(torch.randn(3, 20, generator=torch.Generator().manual_seed(0)) * 3, -1)
     space.put(np.array([6, 0, 3]), dist)
     order = np.array([0, 3, 6])
-    shipped = wire.decode(space.ship(order), 20, CPU)
+    shipped = wire.decode(space.ship(order), 20, CPU).dense(20)
     assert torch.allclose(shipped, dist[[1, 2, 0]], atol=0.01)
     noise = (torch.arange(4000).double() + 0.5) / 4000
     drawn = torch.bincount(space.draw(np.full(4000, 3), noise), minlength=20) / 4000
@@ -35,7 +35,7 @@ def test_the_truncation_is_to_the_likeliest() -> None:
     space = workspace("sparse")
     dist = torch.arange(1, 21).float()[None] / 210
     space.put(np.array([1]), dist)
-    shipped = wire.decode(space.ship(np.array([1])), 20, CPU)[0]
+    shipped = wire.decode(space.ship(np.array([1])), 20, CPU).dense(20)[0]
     assert (shipped > 0).tolist() == [False] * 4 + [True] * 16
     assert shipped.sum().item() == pytest.approx(1, abs=1e-6)
 

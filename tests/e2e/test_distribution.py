@@ -87,9 +87,7 @@ def engine(folders, rule):
     slots = config.engine.slot_count
     speculator = small_model.build(config.draft, backends[1], VOCAB)
     workspace = Workspace(slots, SparseDists(slots, VOCAB, backends[1].device), backends[1].device)
-    worker = DraftWorker(
-        speculator, workspace, vocab_size=VOCAB, argmax_rules={"exact"} if rule == "exact" else frozenset()
-    )
+    worker = DraftWorker(speculator, workspace, vocab_size=VOCAB)
     parts = Parts(Verifier(backends[0], vocab_size=VOCAB), target, worker, draft, None, Tokenizer(byte_level()))
     return LocalEngine(config, parts=parts)
 
@@ -129,9 +127,10 @@ def p_value(found, law, count):
     ("rule", "count"),
     [
         ("rejection", 10_000),
-        ("exact", 6_000),
-        pytest.param("rejection", 50_000, marks=pytest.mark.full),
-        pytest.param("exact", 50_000, marks=pytest.mark.full),
+        pytest.param("exact", 6_000, marks=pytest.mark.full),
+        ("block", 6_000),
+        ("coupled", 6_000),
+        *(pytest.param(rule, 50_000, marks=pytest.mark.full) for rule in ("rejection", "exact", "block", "coupled")),
     ],
 )
 def test_sampled_continuations_have_the_targets_law(pair, rule, count):

@@ -10,7 +10,7 @@ from table_backend import TableBackend
 from worker_messages import Part, opened, plan, verify, with_drafts
 
 from specserve.drafting import small_model
-from specserve.drafting.worker import DraftWorker, argmax_rules
+from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import DenseDists, SparseDists, Workspace
 from specserve.sampling.dists import process
 from specserve.sampling.noise import Purpose
@@ -36,7 +36,7 @@ class Pair:
         self.verifier = Verifier(self.target, vocab_size=VOCAB)
         slots = Workspace(rows * 4, store, CPU)
         speculator = small_model.SmallModel(model(2, rows), VOCAB)
-        self.drafter = DraftWorker(speculator, slots, vocab_size=VOCAB, argmax_rules=argmax_rules())
+        self.drafter = DraftWorker(speculator, slots, vocab_size=VOCAB)
         self.committed = [list(PROMPT) for _ in range(rows)]
         self.cached = {"draft": [0] * rows, "target": [0] * rows}
         for row in range(rows):

@@ -6,15 +6,17 @@ import torch
 from table_backend import TableBackend
 from worker_messages import Part, opened, verify
 
-from specserve import folders
+from specserve.config import EngineConfig
 from specserve.sampling import wire
 from specserve.sampling.dists import draw, process
-from specserve.sampling.noise import Purpose, uniform
+from specserve.sampling.noise import Purpose, token_keys, uniform
+from specserve.sampling.race import race
 from specserve.transport.messages import Beat, Close, Failed, Verdict
+from specserve.verification import judges_of
 from specserve.verification.verifier import Verifier
 
 VOCAB = 7
-RULES = folders.names_in("verification")
+RULES = sorted(judges_of(EngineConfig()))
 
 
 def backend(seed: int = 0) -> TableBackend:
@@ -96,16 +98,41 @@ def test_the_host_sees_one_ragged_forward_with_logits_only_where_due() -> None:
 def test_plain_sampling_draws_with_the_noise_of_the_absolute_position(
     rule: str, temperature: float, top_p: float, top_k: int
 ) -> None:
-    """Without a chain the next token is the processed dist's draw, keyed by (seed, CHOOSE, its position)."""
+    """Without a chain the next token is the processed dist's draw, or race, keyed by seed, branch and its position."""
     model = backend()
     worker = Verifier(model, vocab_size=VOCAB)
     for seed in range(40):
-        worker.handle(opened(seed, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, rule=rule))
+        branch = seed % 3
+        worker.handle(
+            opened(seed, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, rule=rule, branch=branch)
+        )
         verdict = answer(worker, verify([Part(seed, 0, [1, 2, 3], [7])]))
         settings = (torch.tensor([temperature]), torch.tensor([top_p]), torch.tensor([top_k]))
         dist = process(model.logits[2, 3][None], *settings, VOCAB)
-        noise = uniform(torch.tensor([seed]), Purpose.CHOOSE, torch.tensor([3]))
-        assert verdict.next.tolist() == draw(dist, noise).tolist()
+        key = torch.tensor([seed]), torch.tensor([3]), torch.tensor([branch])
+        if rule == "coupled":
+            expected = race(dist, token_keys(*key))
+        else:
+            expected = draw(dist, uniform(key[0], Purpose.CHOOSE, *key[1:]))
+        assert verdict.next.tolist() == expected.tolist()
+
+
+def test_a_rule_that_is_not_there_fails_its_round() -> None:
+    """A row that was opened with an unknown rule is refused in words."""
+    worker = Verifier(backend(), vocab_size=VOCAB)
+    worker.handle(opened(1, rule="synthetic"))
+    (reply,) = worker.handle(verify([Part(1, 0, [1], [0])]))
+    assert isinstance(reply, Failed)
+    assert "synthetic" in reply.reason
+
+
+def test_made_up_acceptance_counts_at_temperature_0_too() -> None:
+    """Under `synthetic` a greedy row does not skip the rule: its wrong chain is kept as configured."""
+    worker = Verifier(backend(), vocab_size=VOCAB, engine=EngineConfig(synthetic_acceptance=(1.0, 1.0)))
+    worker.handle(opened(1, rule="synthetic", temperature=0))
+    own = greedy(backend(), [1], 3)
+    wrong = [(token + 1) % VOCAB for token in own]
+    assert answer(worker, verify([Part(1, 0, [1], [0], chain=wrong)])).kept.tolist() == [2]
 
 
 def mixed_parts(count: int) -> tuple[list, list[Part], torch.Tensor]:
