@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
 import torch
 from tiny_models import tiny_llama
 from transformers import LlamaForCausalLM
 
+from specserve.api.app import create_app
 from specserve.local import LocalEngine
 from specserve.types import Request, RequestId, Sampling
 
@@ -114,6 +118,7 @@ def without_speculation(engine, name):
 
 def assert_same(found, expected):
     assert (found.tokens, found.finish_reason, found.text) == (expected.tokens, expected.finish_reason, expected.text)
+    assert len(found.logprobs) in (0, len(found.tokens))
     for mine, theirs in ((found.logprobs, expected.logprobs), (found.prompt_logprobs, expected.prompt_logprobs)):
         assert [score.token for score in mine] == [score.token for score in theirs]
         assert [score.logprob for score in mine] == pytest.approx([score.logprob for score in theirs], abs=1e-4)
@@ -231,3 +236,50 @@ def test_seeded_answers_do_not_depend_on_depth_or_company(folders):
             assert [done.tokens for done in sampled(running, depth, 11)] == expected
         assert sampled(running, 4, 11, branches=1)[0].tokens == expected[0]
         assert [done.tokens for done in sampled(running, 4, 12)] != expected
+
+
+def test_seeded_answers_survive_preemption(folders):
+    """KV for less than all eight branches: some are preempted, refilled and shared again, and none changes."""
+    target, draft = ({"source": str(folder), "kv_blocks": 32, "context_length": 128} for folder in folders)
+    config = {"target": target, "draft": {"model": draft}}
+    limits = {"depth": 4, "rule": "exact", "max_requests": 8, "block_tokens": 4, "prefill_chunk": 16}
+    with engine(folders, rule="exact") as roomy, LocalEngine(config | {"engine": limits}) as tight:
+        expected = [done.tokens for done in sampled(roomy, 0, 5, branches=8)]
+        assert [done.tokens for done in sampled(tight, 4, 5, branches=8)] == expected
+        (line,) = (line for line in tight.metrics_text().splitlines() if line.startswith("specserve_preemptions_total"))
+        assert float(line.split()[-1]) > 0
+
+
+def asked(running, path, **fields):
+    """One request to the HTTP application over a running engine."""
+
+    async def ask():
+        transport = httpx.ASGITransport(app=create_app(running, running.tokenizer, running.config))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post(f"/v1/{path}", json=fields)
+
+    reply = asyncio.run(ask())
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_echo_and_n_over_http(running):
+    """Scores as loglikelihood tools read them; n seeded answers of which the first is what n = 1 gives."""
+    options = {"prompt": list(PROMPT), "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    (choice,) = asked(running, "completions", **options, echo=True, logprobs=1)["choices"]
+    found = choice["logprobs"]
+    assert len(found["tokens"]) == len(found["token_logprobs"]) == len(PROMPT) + 4
+    expected = without_speculation(running, "logprobs").prompt_logprobs
+    numbers = [score.logprob for score in expected]
+    assert found["token_logprobs"][: len(PROMPT)] == pytest.approx(numbers, abs=1e-4)
+    (scored,) = asked(running, "completions", **options | {"max_tokens": 0}, echo=True, logprobs=0)["choices"]
+    assert choice["text"].startswith(scored["text"])
+    assert scored["logprobs"]["token_logprobs"] == pytest.approx(numbers, abs=1e-4)
+
+    chat = {"messages": [{"role": "user", "content": "fox"}], "seed": 3, "max_tokens": 8, "logprobs": True}
+    three = asked(running, "chat/completions", **chat, n=3)
+    (one,) = asked(running, "chat/completions", **chat)["choices"]
+    assert three["choices"][0]["message"] == one["message"]
+    assert len({choice["message"]["content"] for choice in three["choices"]}) == 3
+    counted = sum(len(choice["logprobs"]["content"]) for choice in three["choices"])
+    assert counted == three["usage"]["completion_tokens"]
