@@ -81,6 +81,12 @@ class Tokenizer:
             raise UnsupportedField("this model has no chat template; use /v1/completions", param="messages")
         return self.encode(_render(self._template, messages, self._special_tokens), special=False)
 
+    @property
+    def definition(self) -> str:
+        """The tokenizer as the JSON text of tokenizer.json."""
+        text: str = self._core.to_str()
+        return text
+
     def raw_bytes(self, token: int) -> bytes | None:
         """The bytes that a token stands for, b"" if it shows nothing, None if it stands for whole characters."""
         return self._raw.get(token, b"" if token >= self.vocab_size else None)

@@ -43,12 +43,28 @@ class Sampling:
     top_k: int = 0
 
 
+StructuredKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """What the text of an answer must be.
+
+    spec by kind: a JSON schema as JSON text; nothing; a regular expression that the whole answer matches; a JSON list
+    of the texts to choose from; a grammar in Lark's or GBNF's notation.
+    """
+
+    kind: StructuredKind
+    spec: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to be generated. Everything here is already validated by the door it came through.
 
     depth None means the deployment's depth; 0 switches speculation off for this request.
-    stop holds texts, stop_token_ids token ids; the model's own end tokens are known to the coordinator.
+    stop holds texts, stop_token_ids token ids; the model's own end tokens are known to the coordinator. structured
+    holds the answer to a grammar, at whose end only an end token may follow; it excludes ignore_eos.
     """
 
     id: RequestId
@@ -60,6 +76,7 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     depth: int | None = None
+    structured: Structured | None = None
 
 
 @dataclass(frozen=True, slots=True)

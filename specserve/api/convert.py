@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specserve.api.schemas import ChatBody, CompletionBody, Generation, Message
+from specserve.api.structured import structured_of
 from specserve.config import Config
 from specserve.errors import ContextLengthExceeded, InvalidField, ModelNotFound, UnsupportedField
 from specserve.types import ModelCard, Request, RequestId, Sampling
@@ -90,6 +91,7 @@ def to_request(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         depth=_depth(body, card),
+        structured=structured_of(body.response_format, body.structured_outputs),
     )
 
 

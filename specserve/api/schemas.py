@@ -49,6 +49,8 @@ class Generation(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
 
 
 class CompletionBody(Generation):
@@ -96,8 +98,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "logits_processors": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

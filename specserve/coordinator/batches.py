@@ -47,6 +47,7 @@ def open_message(state: RequestState, rule: str) -> Open:
         top_k=sampling.top_k,
         rule=rule,
         seed=state.request.seed,
+        structured=state.request.structured,
     )
 
 

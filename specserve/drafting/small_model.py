@@ -11,11 +11,14 @@ import torch
 from specserve.config import DraftConfig
 from specserve.drafting import Job, Kind
 from specserve.drafting.workspace import Workspace
+from specserve.errors import SpecserveError
 from specserve.models import Backend
 from specserve.models._stretches import Stretch, ragged
+from specserve.sampling.constraint import Constraint, restrict
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.noise import Purpose, uniform
 from specserve.sampling.profiles import Settings
+from specserve.transport.messages import Array
 
 KIND: Final[Kind] = "model"
 
@@ -72,11 +75,22 @@ class _Chains:
     def choose(self, step: int, logits: torch.Tensor) -> None:
         """Pick the step's tokens from logits [m, V] of `rows(step)`."""
         rows = self.rows(step)
+        logits = self._restricted(rows, step, logits)
         tokens = self._draw(rows, step, logits) if self._sampled else greedy_choice(logits, self._vocab_size)
         finite = logits[:, : self._vocab_size].amax(-1).isfinite()
         for row, token, healthy in zip(rows, *torch.stack([tokens, finite.long()]).tolist(), strict=True):
             self.lengths[row] += healthy if self.lengths[row] == step else 0
             self.tokens[row].append(token)
+
+    def _restricted(self, rows: list[int], step: int, logits: torch.Tensor) -> torch.Tensor:
+        """Logits under the rows' grammars. An ended or impossible answer allows nothing, which ends its chain."""
+        held, bits = [], []
+        for index, row in enumerate(rows):
+            constraint = self._jobs[row].profile.constraint
+            if constraint is not None:
+                held.append(index)
+                bits.append(_allowed(constraint, self._jobs[row], self.tokens[row], self.lengths[row]))
+        return restrict(logits, held, bits)
 
     def _draw(self, rows: list[int], step: int, logits: torch.Tensor) -> torch.Tensor:
         index = torch.tensor(rows)
@@ -85,6 +99,17 @@ class _Chains:
         slots = np.array([self._jobs[row].slots[step] for row in rows])
         self._workspace.put(slots, dist)
         return self._workspace.draw(slots, self._noise[index, step])
+
+
+def _allowed(constraint: Constraint, job: Job, drafted: list[int], healthy: int) -> Array | None:
+    """What may follow the drafted tokens; None past the chain's end."""
+    if healthy < len(drafted):
+        return None
+    try:
+        constraint.write(job.first + len(drafted[:-1]), drafted[-1:])
+        return None if constraint.ended else constraint.allowed()
+    except SpecserveError:  # the verifier tells the client; here there is just nothing to draft
+        return None
 
 
 def _feed(job: Job) -> Stretch:

@@ -6,6 +6,7 @@ when the plan as a whole could not be computed. A row whose dists are not finite
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -20,16 +21,22 @@ from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Wor
 from specserve.errors import ProtocolError
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
+from specserve.models.loading import prepare
+from specserve.sampling.grammar import Grammars
 from specserve.sampling.profiles import Profile, Profiles
+from specserve.text import Tokenizer
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, Push
 from specserve.types import RuleName, WorkerInfo
+
+_log = logging.getLogger("specserve")
 
 
 class DraftWorker:
     """A `transport.Worker` that holds a speculator and its slots. Never raises from `handle`.
 
     vocab_size bounds the tokens that may be fed. Requests under a rule in argmax_rules, like those of temperature 0,
-    get the likeliest tokens and ship no dists, unless others in their plan do.
+    get the likeliest tokens and ship no dists, unless others in their plan do. grammars are needed for structured
+    requests only.
     """
 
     def __init__(
@@ -39,12 +46,13 @@ class DraftWorker:
         *,
         vocab_size: int,
         argmax_rules: Collection[RuleName] = frozenset(),
+        grammars: Grammars | None = None,
     ) -> None:
         self._speculator = speculator
         self._workspace = workspace
         self._vocab_size = vocab_size
         self._argmax_rules = frozenset(argmax_rules)
-        self._profiles = Profiles()
+        self._profiles = Profiles(grammars)
 
     def handle(self, message: Message) -> list[Message]:
         """Answer `Open` and `Close` with nothing, `Plan` as the module says, anything else with `Failed`."""
@@ -66,7 +74,9 @@ class DraftWorker:
                 jobs, faults = self._read(message)
                 if faults:
                     return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
-                return self._push(message, jobs, self._speculator.propose(jobs, self._workspace), began)
+                chains = self._speculator.propose(jobs, self._workspace)
+                _write_chains(jobs, chains)
+                return self._push(message, jobs, chains, began)
         except Exception as error:  # whatever one plan provokes must not end the worker
             return _failed(message.plan, f"{type(error).__name__}: {error}")
 
@@ -106,6 +116,8 @@ class DraftWorker:
         if job.start < 0:
             raise ProtocolError(f"a feed that starts at position {job.start}")
         tokens_in_range(job.feed, self._vocab_size)
+        if job.profile.constraint is not None:
+            job.profile.constraint.write(job.start, job.feed.tolist())
 
     def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]], began: float) -> Push:
         lengths = [len(chain) for chain in chains]
@@ -135,6 +147,13 @@ class DraftWorker:
         return self._workspace.ship(slots) if drawn and len(slots) else Dists.none()
 
 
+def _write_chains(jobs: Sequence[Job], chains: Sequence[Sequence[int]]) -> None:
+    """Grammars follow the drafts as the KV does, whether or not the speculator looked at them."""
+    for job, chain in zip(jobs, chains, strict=True):
+        if job.profile.constraint is not None:
+            job.profile.constraint.write(job.first, chain)
+
+
 def _flat(rows: Sequence[Sequence[int]]) -> Array:
     return np.array([value for row in rows for value in row], dtype=np.int32)
 
@@ -150,7 +169,10 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     workspace = Workspace(
         config.engine.slot_count, _dist_store(config, info.vocab_size, backend.device), backend.device
     )
-    worker = DraftWorker(speculator, workspace, vocab_size=backend.vocab_size, argmax_rules=argmax_rules())
+    grammars = Grammars(Tokenizer.load(prepare(config.draft.model, _log.info, role="draft")))
+    worker = DraftWorker(
+        speculator, workspace, vocab_size=backend.vocab_size, argmax_rules=argmax_rules(), grammars=grammars
+    )
     return worker, info
 
 

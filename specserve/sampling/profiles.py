@@ -8,12 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from specserve.errors import ProtocolError
+from specserve.sampling.constraint import Constraint
+from specserve.sampling.grammar import Grammars
 from specserve.transport.messages import Close, Open
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A request's choices; the fields as in `messages.Open`, the seed as a signed 64-bit integer."""
+    """A request's choices; the fields as in `messages.Open`, the seed as a signed 64-bit integer.
+
+    constraint is what holds a structured answer to its grammar: state of the row, not a choice.
+    """
 
     epoch: int
     temperature: float
@@ -21,6 +26,7 @@ class Profile:
     top_k: int
     rule: str
     seed: int
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +54,11 @@ class Settings:
 
 
 class Profiles:
-    """The open rows of one worker."""
+    """The open rows of one worker. Without grammars, rows of structured requests are open but cannot be served."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammars: Grammars | None = None) -> None:
         self._open: dict[int, Profile] = {}
+        self._grammars = grammars
 
     def open(self, message: Open) -> None:
         """Remember a row; a second open of the same row replaces the first."""
@@ -62,7 +69,13 @@ class Profiles:
             message.top_k,
             message.rule,
             _signed(message.seed),
+            self._constraint(message),
         )
+
+    def _constraint(self, message: Open) -> Constraint | None:
+        if message.structured is None:
+            return None
+        return Constraint(message.structured, self._grammars, message.tokens.tolist(), message.prompt_length)
 
     def close(self, message: Close) -> None:
         """Forget a row, if it is known."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from specserve.errors import ProtocolError
-from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling
+from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling, Structured, StructuredKind
 
 Array = npt.NDArray[Any]
 
@@ -62,6 +62,7 @@ class Open(Message):
     top_k: int
     rule: str
     seed: int
+    structured: Structured | None = None
 
 
 @_register
@@ -268,7 +269,7 @@ def pack(message: Message) -> list[Buffer]:
             head[name] = _describe(value, buffers)
         elif isinstance(value, Dists):
             head[name] = [value.form, value.width, *_describe(value.rows, buffers)]
-        elif isinstance(value, Request):
+        elif isinstance(value, (Request, Structured)):
             head[name] = asdict(value)
         elif name == "deltas":
             head[name] = [_delta_to_wire(delta) for delta in value]
@@ -312,6 +313,8 @@ def _value(hint: Any, described: Any, buffers: Any) -> Any:
         return Dists(form, width, _array(dtype, shape, next(buffers)))
     if hint is Request:
         return _request_from_wire(described)
+    if hint == Structured | None:
+        return _structured_from_wire(described)
     if hint == tuple[Delta, ...]:
         return tuple(_delta_from_wire(item) for item in described)
     if hint in (int, float, str, bool):
@@ -336,7 +339,17 @@ def _request_from_wire(data: dict[str, Any]) -> Request:
     fixed["sampling"] = Sampling(**fixed["sampling"])
     for name in ("prompt", "stop", "stop_token_ids"):
         fixed[name] = tuple(fixed[name])
+    fixed["structured"] = _structured_from_wire(fixed["structured"])
     return Request(**fixed)
+
+
+def _structured_from_wire(data: dict[str, Any] | None) -> Structured | None:
+    if data is None:
+        return None
+    found = Structured(**data)
+    if found.kind not in get_args(StructuredKind) or not isinstance(found.spec, str):
+        raise ProtocolError(f"unknown structured output: {found.kind!r} with {type(found.spec).__name__}")
+    return found
 
 
 def _delta_to_wire(delta: Delta) -> list[Any]:

@@ -10,7 +10,9 @@ position, so they get the verdict that they would have had.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import cast
 
@@ -22,28 +24,37 @@ from specserve.config import Config
 from specserve.models import Backend
 from specserve.models._stretches import ragged
 from specserve.models._worker import load_backend
+from specserve.models.loading import prepare
+from specserve.sampling.constraint import restrict
 from specserve.sampling.dists import greedy_choice, process
+from specserve.sampling.grammar import Grammars
 from specserve.sampling.profiles import Profiles
 from specserve.sampling.wire import decode
+from specserve.text import Tokenizer
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Verdict, Verify
 from specserve.types import WorkerInfo
-from specserve.verification import Rule
+from specserve.verification import Rule, _masks
 from specserve.verification._chain import judge_greedy
 from specserve.verification._group import GREEDY, Group, grouped
+from specserve.verification._masks import Masks
 from specserve.verification._rows import Row, read
+
+_log = logging.getLogger("specserve")
 
 
 class Verifier:
     """A `transport.Worker` that holds the target. Never raises from `handle`.
 
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen.
+    grammars are needed for structured requests only.
     """
 
-    def __init__(self, backend: Backend, *, vocab_size: int) -> None:
+    def __init__(self, backend: Backend, *, vocab_size: int, grammars: Grammars | None = None) -> None:
         self._backend = backend
         self._vocab_size = min(vocab_size, backend.vocab_size)
-        self._profiles = Profiles()
+        self._profiles = Profiles(grammars)
         self._rules: dict[str, Rule] = {}
+        self._mask_thread = ThreadPoolExecutor(1, "specserve-masks")
 
     def handle(self, message: Message) -> list[Message]:
         """Answer `Open` and `Close` with nothing, `Verify` as the module says, anything else with `Failed`."""
@@ -70,8 +81,13 @@ class Verifier:
         rows, faults = read(message, self._profiles, self._backend.vocab_size)
         if faults:
             return _failed(message.round, faults)
+        building = self._build_masks(rows)
         logits = self._forward(rows)
         forwarded = perf_counter()
+        masks = building.result()
+        if masks.faults:
+            return _failed(message.round, {int(message.rows[i]): why for i, why in masks.faults.items()})
+        logits = restrict(logits, masks.rows, masks.bits)
         kept, chosen, healthy = self._judge(rows, logits, message.dists)
         judged = perf_counter()
         if not healthy.all():
@@ -86,6 +102,14 @@ class Verifier:
             forwarded - began,
             judged - forwarded,
         )
+
+    def _build_masks(self, rows: Sequence[Row]) -> Future[Masks]:
+        """In another thread while the forward runs, where there is anything to build."""
+        if any(row.profile.constraint is not None for row in rows):
+            return self._mask_thread.submit(_masks.build, rows)
+        nothing: Future[Masks] = Future()
+        nothing.set_result(Masks())
+        return nothing
 
     def _rule(self, name: str) -> Rule:
         if name not in self._rules:
@@ -143,4 +167,5 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
 def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     backend, info = load_backend(config.target, "target", config.engine.block_tokens)
-    return Verifier(backend, vocab_size=info.vocab_size), info
+    grammars = Grammars(Tokenizer.load(prepare(config.target, _log.info, role="target")))
+    return Verifier(backend, vocab_size=info.vocab_size, grammars=grammars), info
