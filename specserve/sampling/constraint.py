@@ -14,7 +14,7 @@ import torch
 from llguidance import LLMatcher
 
 from specserve.errors import InvalidField, ProtocolError
-from specserve.sampling.grammar import Grammars
+from specserve.sampling.grammar import Grammars, brief
 from specserve.transport.messages import Array
 from specserve.types import Structured
 
@@ -89,8 +89,7 @@ class Constraint:
         reason = matcher.get_error() or ("" if bits.any() else "no token of this model can go on here")
         if reason:
             self._matcher, self._read = None, 0  # an error is for good, so that a later try needs a fresh one
-            told = " ".join(reason.replace("<non-verbose/>", "").split())[:300]
-            raise InvalidField(f"structured output: the {self._structured.kind} cannot be followed: {told}")
+            raise InvalidField(f"structured output: the {self._structured.kind} cannot be followed: {brief(reason)}")
         return bits
 
 

@@ -20,13 +20,13 @@ from specserve.transport.messages import Array
 from specserve.types import Structured, StructuredKind
 
 _LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=500_000,
-    step_lexer_fuel=50_000,
+    initial_lexer_fuel=100_000,
+    step_lexer_fuel=20_000,
     max_lexer_states=20_000,
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-"""About a second of work at the very most, whatever the specification; ordinary ones need a hundredth of this."""
+"""Tenths of a second to compile and to take a step, at the very most; ordinary specifications need a hundredth."""
 
 _JSON: Final[Any] = {
     # One space, or a line break and its indentation: unbounded white space is a place where models get lost for ever.
@@ -79,7 +79,7 @@ class Grammars:
         for _ in range(_PROBED):
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
             if matcher.is_error() or not bits.any():
-                raise _refused(structured, matcher.get_error() or "it allows no text at all")
+                raise _refused(structured, matcher.get_error() or "NoExtension")
             likely = [token for token in set_bits(bits) if token not in self.end_tokens]
             if matcher.is_stopped() or not likely:
                 return
@@ -110,6 +110,11 @@ def set_bits(bits: Array) -> list[int]:
     return found
 
 
+def brief(reason: str) -> str:
+    """The library's words on one line of bounded length."""
+    return " ".join(reason.replace("<non-verbose/>", "").split())[:300]
+
+
 @lru_cache(maxsize=4)
 def _trie(definition: str, vocab_size: int, end_tokens: tuple[int, ...]) -> LLTokenizer:
     # A door and two workers in one process share this. Where there are no end tokens any id will do: nothing compiles.
@@ -130,5 +135,5 @@ _SOURCES: Mapping[StructuredKind, Callable[[str], str]] = {
 
 
 def _refused(structured: Structured, reason: str) -> InvalidField:
-    told = " ".join(reason.replace("<non-verbose/>", "").split())
-    return InvalidField(f"structured output: the {structured.kind} is refused: {told[:300]}", param=structured.kind)
+    told = "it allows no text that this model can write" if reason.startswith("NoExtension") else brief(reason)
+    return InvalidField(f"structured output: the {structured.kind} is refused: {told}", param=structured.kind)
