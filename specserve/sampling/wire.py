@@ -78,7 +78,8 @@ def decode(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
 
 def _decode_sparse(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
     split = dists.width * _ID_BYTES
-    ids = np.ascontiguousarray(dists.rows[:, :split]).view("int32")
+    # Copied always: numpy calls a single row contiguous although it keeps the whole row's stride, which torch refuses.
+    ids = dists.rows[:, :split].copy().view("int32")
     probs = _probabilities(dists.rows[:, split:])
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ProtocolError(f"draft dist with ids from {ids.min()} to {ids.max()}, vocabulary is {vocab_size}")

@@ -78,7 +78,7 @@ def rounds(kind: type[Constraint], case, rng: random.Random) -> None:
         tokens += [*kept, rng.choice(choices)]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), case=st.sampled_from(CASES))
 def test_masks_are_exact_after_any_pattern_of_verdicts(seed: int, case) -> None:
     """Drafts kept in part, refused, ended inside, refilled from anywhere: the state is that of the written tokens."""

@@ -56,6 +56,14 @@ def test_unused_entries_do_not_disturb_id_zero() -> None:
     assert torch.equal(wire.decode(wire.encode_sparse(ids, probs), 10, CPU), dist)
 
 
+@pytest.mark.parametrize("k", [1, 3, 7, 64])
+def test_a_single_row_of_any_width_decodes(k: int) -> None:
+    """Also where a row's bytes are no multiple of an id's."""
+    ids, rounded = wire.sparsify(some_dists(1, 9), k)
+    decoded = wire.decode(wire.encode_sparse(ids, rounded), 9, torch.device("cpu"))
+    assert torch.equal(decoded, wire.densify(ids, rounded, 9))
+
+
 def test_no_rows_decode_to_no_rows() -> None:
     """`Dists.none()` is [0, V]."""
     assert wire.decode(Dists.none(), 9, CPU).shape == (0, 9)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport import messages as m
 from specserve.transport.peers import HEADER, MAGIC, VERSION
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
-from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling
+from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling, Structured
 
 WAIT_S = 20.0
 
@@ -80,6 +81,7 @@ def every_message() -> list[m.Message]:
     flags = np.array([True, False])
     return [
         m.Open(2**40, 3, ints(1, 2, 3), 2, 0.7, 0.9, 50, "rejection", 2**63 - 1),
+        m.Open(1, 0, ints(1), 1, 0.0, 1.0, 0, "exact", 0, Structured("choice", '["é"]')),
         m.Close(9),
         m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9)),
         m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, dists(2, 1000), two, two),
@@ -88,6 +90,7 @@ def every_message() -> list[m.Message]:
         m.Cannot(5, rows, two, two),
         m.Failed(6, m.empty("int64"), "why"),
         m.Submit(request),
+        m.Submit(replace(request, structured=Structured("json_object"))),
         m.Cancel("r"),
         m.Deltas(
             8,
