@@ -112,6 +112,9 @@ class ServerConfig(Section):
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     max_stop_strings: int = Field(4, ge=1)
     max_stop_length: int = Field(256, ge=1, description="characters of one stop string")
+    max_schema_bytes: int = Field(
+        64 * 1024, ge=1, description="UTF-8 bytes of a request's JSON schema, regex, choices or grammar"
+    )
     default_max_tokens: int = Field(16, ge=1, description="answer length of /v1/completions when none is asked for")
     max_n: int = Field(16, ge=1, description="answers to one prompt in one request")
     request_timeout_s: float = Field(600.0, gt=0)

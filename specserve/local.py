@@ -28,6 +28,7 @@ from specserve.coordinator.engine import Engine
 from specserve.coordinator.loop import Loop
 from specserve.errors import SpecserveError, Unavailable
 from specserve.metrics import EngineMetrics
+from specserve.sampling.grammar import Grammars
 from specserve.text import AnswerText, Tokenizer
 from specserve.transport import Mailbox, Worker
 from specserve.transport.local import LocalChannel
@@ -41,6 +42,7 @@ from specserve.types import (
     RequestId,
     RequestStats,
     Sampling,
+    Structured,
     TokenLogprob,
     WorkerInfo,
 )
@@ -118,6 +120,7 @@ class LocalEngine:
         self.config = _as_config(config)
         parts = load_parts(self.config, progress) if parts is None else parts
         self.tokenizer = parts.tokenizer
+        self._grammars = Grammars(parts.tokenizer)
         self._metrics = EngineMetrics(self.config.served_name, max_depth=self.config.engine.depth)
         self._receivers: dict[str, Callable[[Delta], None]] = {}
         self._numbers = itertools.count()
@@ -165,6 +168,7 @@ class LocalEngine:
         stop: Sequence[str] = (),
         depth: int | None = None,
         ignore_eos: bool = False,
+        structured: Structured | None = None,
     ) -> list[Completion]:
         """Complete all prompts together, in order; a prompt is a text or token ids. Raises a SpecserveError."""
         requests = [
@@ -177,6 +181,7 @@ class LocalEngine:
                 stop=tuple(stop),
                 ignore_eos=ignore_eos,
                 depth=depth,
+                structured=structured,
             )
             for prompt in prompts
         ]
@@ -251,6 +256,8 @@ class LocalEngine:
         """Admit a ticket's requests on the engine's thread, in one go: each hop would wait for a step."""
         if self._closed:
             raise Unavailable("this engine is closed; make a new one")
+        for structured in {request.structured for request in ticket.requests if request.structured is not None}:
+            self.check_structured(structured)
 
         def admit() -> None:
             for request in ticket.requests:
@@ -270,6 +277,10 @@ class LocalEngine:
 
         if not self._closed:
             self._loop.call(release)
+
+    def check_structured(self, structured: Structured) -> None:
+        """Compile a specification, in bounded time. Raises a RequestError that says why it cannot be served."""
+        self._grammars.check(structured, max_bytes=self.config.server.max_schema_bytes)
 
     def metrics_text(self) -> str:
         """The engine's metrics in Prometheus text format."""

@@ -91,6 +91,12 @@ class Tokenizer:
         text = self.decode([token, token], skip_special=False)[len(alone) :]
         return text, text.encode("utf-8", "replace")
 
+    @property
+    def definition(self) -> str:
+        """The tokenizer as the JSON text of tokenizer.json."""
+        text: str = self._core.to_str()
+        return text
+
     def raw_bytes(self, token: int) -> bytes | None:
         """The bytes that a token stands for, b"" if it shows nothing, None if it stands for whole characters."""
         return self._raw.get(token, b"" if token >= self.vocab_size else None)

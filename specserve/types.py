@@ -58,6 +58,21 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] | None = None
 
 
+StructuredKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """What the text of an answer must be.
+
+    spec by kind: a JSON schema as JSON text; nothing; a regular expression that the whole answer matches; a JSON list
+    of the texts to choose from; a grammar in Lark's or GBNF's notation.
+    """
+
+    kind: StructuredKind
+    spec: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to be generated. Everything here is already validated by the door it came through.
@@ -68,6 +83,7 @@ class Request:
     requests of one family have the same prompt and share its KV where they meet. logprobs (and prompt_logprobs, for
     the prompt's own tokens) is the number of alternatives to report beside each token, None for no report at all.
     max_tokens 0 reads the prompt only.
+    structured holds the answer to a grammar, at whose end only an end token may follow; it excludes ignore_eos.
     """
 
     id: RequestId
@@ -84,6 +100,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     rule: RuleName | None = None
+    structured: Structured | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ def serving(engine):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    app = create_app(engine, engine.tokenizer, engine.config)
+    app = create_app(engine, engine.tokenizer, engine.config, check_structured=engine.check_structured)
     server = uvicorn.Server(
         uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=2)
     )

@@ -26,6 +26,7 @@ from specserve.api.errors import error_response
 from specserve.api.generate import EventStream, Job, collect, until_gone
 from specserve.api.limits import BodyLimit, Envelope, request_id_of
 from specserve.api.schemas import ChatBody, CompletionBody, Generation, StreamOptions, refuse_unsupported, unknown
+from specserve.api.structured import CheckStructured
 from specserve.config import Config
 from specserve.metrics import HttpMetrics
 from specserve.text import Tokenizer
@@ -34,9 +35,11 @@ from specserve.types import EngineClient, ModelCard, Request, RequestId
 BodyT = TypeVar("BodyT", bound=Generation)
 
 
-def create_app(engine: EngineClient, tokenizer: Tokenizer, config: Config) -> FastAPI:
+def create_app(
+    engine: EngineClient, tokenizer: Tokenizer, config: Config, *, check_structured: CheckStructured
+) -> FastAPI:
     """The application: models, completions, chat completions, health, readiness, metrics, version."""
-    api = _Api(engine, tokenizer, config)
+    api = _Api(engine, tokenizer, config, check_structured)
     app = FastAPI(
         title="specserve",
         version=_version(),
@@ -58,8 +61,11 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, config: Config) -> Fa
 class _Api:
     """The route functions, and what they share."""
 
-    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, config: Config) -> None:
+    def __init__(
+        self, engine: EngineClient, tokenizer: Tokenizer, config: Config, check_structured: CheckStructured
+    ) -> None:
         self._engine = engine
+        self._check_structured = check_structured
         self._tokenizer = tokenizer
         self._config = config
         self._fingerprint = _fingerprint(config)
@@ -183,6 +189,9 @@ class _Api:
         ]
 
     async def _answer(self, request: HttpRequest, job: Job, body: Generation) -> Response:
+        structured = job.requests[0].structured  # the same for all sequences
+        if structured is not None:
+            await asyncio.to_thread(self._check_structured, structured)
         if body.stream:
             return EventStream(job, self._engine, self._tokenizer, self.http)
         work = collect(job, self._engine, self._tokenizer)

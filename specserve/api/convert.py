@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specserve.api.schemas import ChatBody, CompletionBody, Generation, Message
+from specserve.api.structured import structured_of
 from specserve.config import Config
 from specserve.errors import ContextLengthExceeded, InvalidField, ModelNotFound, UnsupportedField
 from specserve.text import Tokenizer
@@ -114,6 +115,7 @@ def to_request(
         depth=_depth(body, card),
         logprobs=_logprobs(body),
         prompt_logprobs=body.logprobs if isinstance(body, CompletionBody) and body.echo else None,
+        structured=structured_of(body.response_format, body.structured_outputs),
     )
 
 

@@ -58,6 +58,8 @@ class Generation(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
 
 
 class CompletionBody(Generation):
@@ -101,8 +103,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "typical_p": (1,),
     "logits_processors": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

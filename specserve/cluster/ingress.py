@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -13,6 +14,7 @@ from specserve.api.app import create_app
 from specserve.cluster.actors import node_address
 from specserve.cluster.remote import Pipe, RemoteEngine
 from specserve.models.loading import prepare
+from specserve.sampling.grammar import Grammars
 from specserve.text import Tokenizer
 from specserve.transport.socket import Address
 from specserve.types import Health, ModelCard
@@ -37,7 +39,9 @@ class Ingress:
         # The coordinator answered, so the target's folder is prepared at least on its node.
         folder = await asyncio.to_thread(prepare, self._config.target, log.info)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        return create_app(self._engine, tokenizer, self._config)
+        grammars = await asyncio.to_thread(Grammars, tokenizer)
+        check = partial(grammars.check, max_bytes=self._config.server.max_schema_bytes)
+        return create_app(self._engine, tokenizer, self._config, check_structured=check)
 
     def _pipe(self) -> Pipe:
         async def connect(ingress_id: str, address: Address) -> tuple[Address, ModelCard]:

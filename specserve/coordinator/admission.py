@@ -28,6 +28,11 @@ def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) ->
         raise InvalidField(f"prompt token ids must be in [0, {target.vocab_size})", param="prompt")
     if request.max_tokens < 0:
         raise InvalidField(f"max_tokens must not be negative, found {request.max_tokens}", param="max_tokens")
+    if request.structured is not None and request.ignore_eos:
+        raise InvalidField(
+            "ignore_eos cannot go with structured output: an answer whose grammar is complete must end",
+            param="ignore_eos",
+        )
     if request.depth is not None and not 0 <= request.depth <= engine.depth:
         raise InvalidField(
             f"depth {request.depth} is outside [0, {engine.depth}], what this deployment can do",

@@ -58,6 +58,7 @@ def open_message(state: RequestState, rule: str) -> Open:
         branch=request.branch,
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs,
+        structured=request.structured,
     )
 
 

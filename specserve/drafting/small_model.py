@@ -11,12 +11,15 @@ import torch
 from specserve.config import DraftConfig
 from specserve.drafting import Job, Kind
 from specserve.drafting.workspace import Workspace
+from specserve.errors import SpecserveError
 from specserve.models import Backend
 from specserve.models._stretches import Stretch, ragged
+from specserve.sampling.constraint import Constraint, restrict
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.noise import Purpose, token_keys, uniform
 from specserve.sampling.processors import Place, apply
 from specserve.sampling.profiles import Settings
+from specserve.transport.messages import Array
 
 KIND: Final[Kind] = "model"
 
@@ -76,8 +79,9 @@ class _Chains:
     def choose(self, step: int, logits: torch.Tensor) -> None:
         """Pick the step's tokens from logits [m, V] of `rows(step)`."""
         rows = self.rows(step)
-        finite = logits[:, : self._vocab_size].amax(-1).isfinite()
         apply(logits, self._places(rows), self._vocab_size)
+        logits = self._restricted(rows, step, logits)
+        finite = logits[:, : self._vocab_size].amax(-1).isfinite()
         tokens = self._draw(rows, step, logits) if self._sampled else greedy_choice(logits, self._vocab_size)
         for row, token, healthy in zip(rows, *torch.stack([tokens, finite.long()]).tolist(), strict=True):
             self.lengths[row] += healthy if self.lengths[row] == step else 0
@@ -86,6 +90,16 @@ class _Chains:
     def _places(self, rows: list[int]) -> list[Place]:
         chains = ((at, self._jobs[row].profile.processors, self.tokens[row]) for at, row in enumerate(rows))
         return [Place(at, processors, drafted) for at, processors, drafted in chains if processors is not None]
+
+    def _restricted(self, rows: list[int], step: int, logits: torch.Tensor) -> torch.Tensor:
+        """Logits under the rows' grammars. An ended or impossible answer allows nothing, which ends its chain."""
+        held, bits = [], []
+        for index, row in enumerate(rows):
+            constraint = self._jobs[row].profile.constraint
+            if constraint is not None:
+                held.append(index)
+                bits.append(_allowed(constraint, self._jobs[row], self.tokens[row], self.lengths[row]))
+        return restrict(logits, held, bits)
 
     def _draw(self, rows: list[int], step: int, logits: torch.Tensor) -> torch.Tensor:
         index = torch.tensor(rows)
@@ -100,6 +114,17 @@ class _Chains:
                 slots[shared.numpy()], self._keys[index[shared], step]
             )
         return tokens
+
+
+def _allowed(constraint: Constraint, job: Job, drafted: list[int], healthy: int) -> Array | None:
+    """What may follow the drafted tokens; None past the chain's end."""
+    if healthy < len(drafted):
+        return None
+    try:
+        constraint.write(job.first + len(drafted[:-1]), drafted[-1:])
+        return None if constraint.ended else constraint.allowed()
+    except SpecserveError:  # the verifier tells the client; here there is just nothing to draft
+        return None
 
 
 def _feed(job: Job) -> Stretch:

@@ -21,7 +21,10 @@ from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Wor
 from specserve.errors import ProtocolError
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
+from specserve.models.loading import prepare
+from specserve.sampling.grammar import Grammars
 from specserve.sampling.profiles import Profile, Profiles
+from specserve.text import Tokenizer
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, Push
 from specserve.types import DraftPicks, RuleName, WorkerInfo
 
@@ -34,6 +37,7 @@ class DraftWorker:
     vocab_size bounds the tokens that may be fed. picks says for each rule how its drafted tokens are picked; those
     that are not in it are sampled. Only sampled tokens need their dists shipped, and only where the temperature is not
     0; a plan ships those of all its nodes or of none.
+    grammars are needed for structured requests only.
     """
 
     def __init__(
@@ -43,12 +47,13 @@ class DraftWorker:
         *,
         vocab_size: int,
         picks: Mapping[RuleName, DraftPicks] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._speculator = speculator
         self._workspace = workspace
         self._vocab_size = vocab_size
         self._picks = draft_picks() if picks is None else picks
-        self._profiles = Profiles()
+        self._profiles = Profiles(grammars)
 
     def handle(self, message: Message) -> list[Message]:
         """Answer `Open` and `Close` with nothing, `Plan` as the module says, anything else with `Failed`."""
@@ -73,6 +78,7 @@ class DraftWorker:
                 chains = self._speculator.propose(jobs, self._workspace)
                 for job, chain in zip(jobs, chains, strict=True):
                     job.profile.wrote(job.first, chain)
+                _write_chains(jobs, chains)
                 return self._push(message, jobs, chains, began)
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
@@ -117,6 +123,8 @@ class DraftWorker:
             raise ProtocolError(f"a feed that starts at position {job.start}")
         tokens_in_range(job.feed, self._vocab_size)
         job.profile.wrote(job.start, job.feed.tolist())
+        if job.profile.constraint is not None:
+            job.profile.constraint.write(job.start, job.feed.tolist())
 
     def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]], began: float) -> Push:
         lengths = [len(chain) for chain in chains]
@@ -146,6 +154,13 @@ class DraftWorker:
         return self._workspace.ship(slots) if drawn and len(slots) else Dists.none()
 
 
+def _write_chains(jobs: Sequence[Job], chains: Sequence[Sequence[int]]) -> None:
+    """Grammars follow the drafts as the KV does, whether or not the speculator looked at them."""
+    for job, chain in zip(jobs, chains, strict=True):
+        if job.profile.constraint is not None:
+            job.profile.constraint.write(job.first, chain)
+
+
 def _flat(rows: Sequence[Sequence[int]]) -> Array:
     return np.array([value for row in rows for value in row], dtype=np.int32)
 
@@ -161,7 +176,8 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     workspace = Workspace(
         config.engine.slot_count, _dist_store(config, info.vocab_size, backend.device), backend.device
     )
-    worker = DraftWorker(speculator, workspace, vocab_size=backend.vocab_size)
+    grammars = Grammars(Tokenizer.load(prepare(config.draft.model, log.info, role="draft")))
+    worker = DraftWorker(speculator, workspace, vocab_size=backend.vocab_size, grammars=grammars)
     return worker, info
 
 

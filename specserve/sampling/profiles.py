@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from specserve.errors import ProtocolError
+from specserve.sampling.constraint import Constraint
+from specserve.sampling.grammar import Grammars
 from specserve.sampling.history import History
 from specserve.sampling.processors import Processors
 from specserve.transport.messages import Close, Open
@@ -18,6 +20,7 @@ class Profile:
     """A request's choices; the fields as in `messages.Open`, the seed as a signed 64-bit integer.
 
     processors is None where the request uses none. prompt holds its tokens where they are to be scored.
+    constraint is what holds a structured answer to its grammar: state of the row, not a choice.
     """
 
     epoch: int
@@ -32,6 +35,7 @@ class Profile:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
     def wrote(self, start: int, tokens: Sequence[int]) -> None:
         """These tokens stand from absolute position `start` on; what was known past them is void, as for KV.
@@ -78,10 +82,11 @@ class Settings:
 
 
 class Profiles:
-    """The open rows of one worker."""
+    """The open rows of one worker. Without grammars, rows of structured requests are open but cannot be served."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammars: Grammars | None = None) -> None:
         self._open: dict[int, Profile] = {}
+        self._grammars = grammars
 
     def open(self, message: Open) -> None:
         """Remember a row; a second open of the same row replaces the first."""
@@ -99,7 +104,13 @@ class Profiles:
             message.logprobs,
             message.prompt_logprobs,
             () if message.prompt_logprobs is None else tuple(message.tokens[: message.prompt_length].tolist()),
+            self._constraint(message),
         )
+
+    def _constraint(self, message: Open) -> Constraint | None:
+        if message.structured is None:
+            return None
+        return Constraint(message.structured, self._grammars, message.tokens.tolist(), message.prompt_length)
 
     def close(self, message: Close) -> None:
         """Forget a row, if it is known."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from specserve.errors import ProtocolError
 from specserve.transport.records import decoder, encoder, field_types
-from specserve.types import Delta, Request, Sampling
+from specserve.types import Delta, Request, Sampling, Structured
 
 Array = npt.NDArray[Any]
 
@@ -70,6 +70,7 @@ class Open(Message):
     branch: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured: Structured | None = None
 
 
 @_register

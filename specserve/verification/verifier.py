@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from time import perf_counter
 
@@ -25,15 +26,20 @@ from specserve.errors import ProtocolError
 from specserve.models import Backend
 from specserve.models._stretches import ragged
 from specserve.models._worker import load_backend
+from specserve.models.loading import prepare
+from specserve.sampling.constraint import restrict
 from specserve.sampling.dists import greedy_choice, process
+from specserve.sampling.grammar import Grammars
 from specserve.sampling.processors import apply
 from specserve.sampling.profiles import Profiles
 from specserve.sampling.wire import Support, decode
+from specserve.text import Tokenizer
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Verdict, Verify
 from specserve.types import RuleName, WorkerInfo
-from specserve.verification import Judge, all_rules, judges_of
+from specserve.verification import Judge, _masks, all_rules, judges_of
 from specserve.verification._draft_rows import DraftRows
 from specserve.verification._group import GREEDY, Group, grouped
+from specserve.verification._masks import Masks
 from specserve.verification._rows import Row, judged_places, processed_places, read, uncovered
 from specserve.verification._scores import Scorer
 from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
@@ -45,13 +51,17 @@ class Verifier:
     """A `transport.Worker` that holds the target. Never raises from `handle`.
 
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
-    configures the rules. Raises ConfigError when its own rule is not one that can be built.
+    configures the rules; grammars are needed for structured requests only. Raises ConfigError when the configured
+    rule is not one that can be built.
     """
 
-    def __init__(self, backend: Backend, *, vocab_size: int, engine: EngineConfig | None = None) -> None:
+    def __init__(
+        self, backend: Backend, *, vocab_size: int, engine: EngineConfig | None = None, grammars: Grammars | None = None
+    ) -> None:
         self._backend = backend
         self._vocab_size = min(vocab_size, backend.vocab_size)
-        self._profiles = Profiles()
+        self._profiles = Profiles(grammars)
+        self._mask_thread = ThreadPoolExecutor(1, "specserve-masks")
         self._judges = judges_of(EngineConfig() if engine is None else engine)
         self._rules = {name: rule for name, rule in all_rules().items() if name in self._judges}
         self._greedy_walks = frozenset(name for name, rule in self._rules.items() if rule.GREEDY_WALK)
@@ -92,14 +102,19 @@ class Verifier:
         cannot = uncovered(message, rows, self._backend.states)
         if cannot is not None:
             return cannot
+        building = self._build_masks(rows)
         logits = self._forward(rows)
         forwarded = perf_counter()
+        masks = building.result()
+        if masks.faults:
+            return _failed(message.round, {int(message.rows[i]): why for i, why in masks.faults.items()})
         scorer = Scorer(rows, logits, self._vocab_size)
         judged_at = judged_places(rows)
         logits = logits if judged_at is None else logits[judged_at]
         # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
         finite = logits[:, : self._vocab_size].amax(-1).isfinite()
         apply(logits, processed_places(rows), self._vocab_size)
+        logits = restrict(logits, masks.rows, masks.bits)
         kept, chosen, healthy = self._judge(rows, logits, finite, message.dists)
         for row in rows:
             row.profile.wrote(row.first, row.chain.tolist())
@@ -124,6 +139,14 @@ class Verifier:
         if rule not in self._judges:
             raise ProtocolError(f"no rule called {rule!r}; there are: {', '.join(self._judges)}")
         return self._judges[rule]
+
+    def _build_masks(self, rows: Sequence[Row]) -> Future[Masks]:
+        """In another thread while the forward runs, where there is anything to build."""
+        if any(row.profile.constraint is not None for row in rows):
+            return self._mask_thread.submit(_masks.build, rows)
+        nothing: Future[Masks] = Future()
+        nothing.set_result(Masks())
+        return nothing
 
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         if not rows:
@@ -181,5 +204,6 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
 def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     backend, info = load_backend(config.target, "target", config.engine)
-    verifier = Verifier(backend, vocab_size=info.vocab_size, engine=config.engine)
+    grammars = Grammars(Tokenizer.load(prepare(config.target, log.info, role="target")))
+    verifier = Verifier(backend, vocab_size=info.vocab_size, engine=config.engine, grammars=grammars)
     return verifier, replace(info, rules=verifier.rules)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 
 from specserve.api.app import create_app
 from specserve.config import Config
+from specserve.sampling.grammar import Grammars
 from specserve.text import Tokenizer
 from specserve.types import Delta, FinishReason, Health, ModelCard, Request, RequestId, RequestStats
 
@@ -88,7 +90,9 @@ class ScriptedEngine:
 
 def app_of(engine: ScriptedEngine, **server: object) -> FastAPI:
     """The application over a scripted engine; `server` overrides limits."""
-    return create_app(engine, TOKENIZER, Config.model_validate({"model_name": "tiny", "server": server}))
+    config = Config.model_validate({"model_name": "tiny", "server": server})
+    check = partial(Grammars(TOKENIZER).check, max_bytes=config.server.max_schema_bytes)
+    return create_app(engine, TOKENIZER, config, check_structured=check)
 
 
 def call(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response:

@@ -49,7 +49,7 @@ ANY_VALUES: dict[str, list[str]] = {
     "tools": ['[{"type": "function"}]', "[]"],
     "tool_choice": ['"required"'],
     "functions": ["[{}]"],
-    "response_format": ['{"type": "json_object"}', '"text"'],
+    "response_format": ['"text"', "{}", '{"type": "xml"}', '{"type": "text", "x": 1}', '{"type": "json_schema"}'],
     "logit_bias": ['{"421": 1}', '{"-1": 1}', '{"a": 1}', '{"5.0": 1}', '{"": 1}', '{"5": "1"}', "[5]", '{"٥": 1}'],
     "frequency_penalty": ["2.1", "-2.1", "NaN", "true", '"1"'],
     "presence_penalty": ["2.1", "-2.1", "1e999", "[]"],
@@ -60,7 +60,14 @@ ANY_VALUES: dict[str, list[str]] = {
     "allowed_token_ids": ["[]", "[421]", "[-1]", '["a"]', "[true]", "5"],
     "prediction": ['{"type": "content", "content": "x"}'],
     "guided_json": ["{}"],
-    "structured_outputs": ['{"regex": "a"}'],
+    "structured_outputs": [
+        '{"lark": "a"}',
+        "{}",
+        "[]",
+        '{"regex": 1}',
+        '{"regex": "a", "choice": ["b"]}',
+        '{"choice": []}',
+    ],
     "modalities": ['["audio"]'],
     "chat_template": ['"x"'],
 }
@@ -218,7 +225,7 @@ def test_a_body_over_the_limit_is_413(endpoint: str, announced: bool) -> None:
     assert engine.requests == []
 
 
-@pytest.mark.parametrize("field", ["best_of", "echo", "tools", "prediction", "structured_outputs", "suffix"])
+@pytest.mark.parametrize("field", ["best_of", "echo", "tools", "prediction", "suffix"])
 def test_an_unsupported_field_is_named(field: str) -> None:
     """What would change the answer is refused by name, never ignored."""
     body = with_field("chat", field, (ANY_VALUES | CHAT_VALUES)[field][0])

@@ -63,6 +63,14 @@ def test_a_single_row_of_odd_width_is_read(k: int) -> None:
     assert torch.equal(wire.decode(wire.encode_sparse(ids, probs), 30, CPU).ids, ids.long())
 
 
+@pytest.mark.parametrize("k", [1, 3, 7, 64])
+def test_a_single_row_of_any_width_decodes(k: int) -> None:
+    """Also where a row's bytes are no multiple of an id's."""
+    ids, rounded = wire.sparsify(some_dists(1, 9), k)
+    decoded = wire.decode(wire.encode_sparse(ids, rounded), 9, torch.device("cpu"))
+    assert torch.equal(decoded.dense(9), wire.densify(ids, rounded, 9))
+
+
 def test_no_rows_decode_to_no_rows() -> None:
     """`Dists.none()` is [0, V]."""
     assert wire.decode(Dists.none(), 9, CPU).dense(9).shape == (0, 9)

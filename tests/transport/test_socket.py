@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport import messages as m
 from specserve.transport.peers import HEADER, MAGIC, VERSION
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
-from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling, TokenLogprob
+from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling, Structured, TokenLogprob
 
 WAIT_S = 20.0
 
@@ -83,6 +84,7 @@ def every_message() -> list[m.Message]:
     floats = np.array([-0.5, -np.inf, 0], dtype="float32")
     return [
         m.Open(2**40, 3, ints(1, 2, 3), 2, chain, (0, 2), "rejection", 2**63 - 1, 5, None),
+        m.Open(1, 0, ints(1), 1, chain, (), "exact", 0, structured=Structured("choice", '["é"]')),
         m.Close(9),
         m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9)),
         m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, dists(2, 1000), two, two),
@@ -92,6 +94,7 @@ def every_message() -> list[m.Message]:
         m.Cannot(5, rows, two, two),
         m.Failed(6, m.empty("int64"), "why"),
         m.Submit(request),
+        m.Submit(replace(request, structured=Structured("json_object"))),
         m.Cancel("r"),
         m.Deltas(
             8,
