@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -126,6 +127,19 @@ def test_text_is_that_of_the_local_engine(url, expected_text):
     answer = complete(url)
     assert answer["choices"][0]["text"] == expected_text
     assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > TOKENS / 2
+
+
+def test_structured_answers_across_processes(url):
+    """The specification reaches both workers over the wire; a wrong one is refused by the ingress alone."""
+    asked = body(structured_outputs={"regex": "(yes|no){3}!"}, ignore_eos=False)
+    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=WAIT_S).json()
+    assert re.fullmatch("(yes|no){3}!", answer["choices"][0]["text"])
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert drafted(answer) > 0
+    refused = httpx.post(f"{url}/v1/completions", json=body(structured_outputs={"regex": "(a"}), timeout=WAIT_S)
+    assert refused.status_code == 400
+    both = httpx.post(f"{url}/v1/completions", json=asked | {"ignore_eos": True}, timeout=WAIT_S)
+    assert (both.status_code, both.json()["error"]["code"]) == (400, "invalid_value")
 
 
 def test_many_at_once(url, expected_text):

@@ -54,7 +54,6 @@ def engine(rule, target, draft):
         SmallModel(draft, VOCAB),
         Workspace(slots, SparseDists(slots, VOCAB, CPU), CPU),
         vocab_size=VOCAB,
-        argmax_rules=argmax_rules(),
         grammars=GRAMMARS,
     )
     parts = Parts(
