@@ -78,7 +78,8 @@ def decode(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
 
 def _decode_sparse(dists: Dists, vocab_size: int, device: torch.device) -> torch.Tensor:
     split = dists.width * _ID_BYTES
-    ids = np.ascontiguousarray(dists.rows[:, :split]).view("int32")
+    # A copy: a lone row counts as contiguous whatever its stride, which for an odd width is no multiple of int32.
+    ids = dists.rows[:, :split].copy().view("int32")
     probs = _probabilities(dists.rows[:, split:])
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ProtocolError(f"draft dist with ids from {ids.min()} to {ids.max()}, vocabulary is {vocab_size}")
