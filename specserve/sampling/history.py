@@ -7,24 +7,27 @@ everything that was known past it. So the tokens before a row's start are the co
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Array
 
 
 class History:
-    """Prompt and answer of one row. The prompt never changes; the answer is rewritten by position."""
+    """Prompt and answer of one row. The prompt never changes; the answer is rewritten by position.
+
+    counts says how often each token stands in the answer; it holds the tokens of prompt and answer and no others.
+    """
 
     def __init__(self, tokens: Array, prompt_length: int) -> None:
-        self.prompt = tokens[:prompt_length].tolist()
-        self._answer: list[int] = tokens[prompt_length:].tolist()
-        self._uncounted = Counter(self._answer)
-        self._counts: torch.Tensor | None = None
-        self._in_prompt: torch.Tensor | None = None
+        self.prompt: list[int] = tokens[:prompt_length].tolist()
+        self.counts = dict.fromkeys(self.prompt, 0)
+        self._in_prompt = frozenset(self.prompt)
+        self._answer: list[int] = []
+        self._occurrences: tuple[Array, Array] | None = None
+        self.write(prompt_length, tokens[prompt_length:].tolist())
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self._answer)
@@ -37,31 +40,31 @@ class History:
         if start > len(self):
             raise ProtocolError(f"a row that continues at position {start}, but only {len(self)} tokens are known")
         keep = max(0, start - len(self.prompt))
-        new = list(tokens[max(0, len(self.prompt) - start) :])
-        self._uncounted.subtract(self._answer[keep:])
-        self._uncounted.update(new)
+        for token in self._answer[keep:]:
+            self._count(token, -1)
+        new = tokens[max(0, len(self.prompt) - start) :]
+        for token in new:
+            self._count(token, 1)
         self._answer[keep:] = new
+        self._occurrences = None
+
+    def _count(self, token: int, by: int) -> None:
+        count = self.counts.get(token, 0) + by
+        if count or token in self._in_prompt:
+            self.counts[token] = count
+        else:
+            del self.counts[token]
 
     def tail(self, length: int) -> list[int]:
         """The last `length` tokens of the answer, or all that there are."""
         return self._answer[-length:] if length else []
 
-    def counts(self, width: int, device: torch.device) -> torch.Tensor:
-        """float32 [width]: how often each id stands in the answer. Changed by the next call; not to be written to."""
-        if self._counts is None:
-            self._counts = torch.zeros(width, device=device)
-        changed = {token: by for token, by in self._uncounted.items() if by and token < width}
-        self._uncounted.clear()
-        if changed:
-            ids = torch.tensor(list(changed), device=device)
-            self._counts.index_add_(0, ids, torch.tensor(list(changed.values()), dtype=torch.float32, device=device))
-        return self._counts
-
-    def in_prompt(self, width: int, device: torch.device) -> torch.Tensor:
-        """bool [width]: whether each id stands in the prompt."""
-        if self._in_prompt is None:
-            ids = torch.tensor([token for token in set(self.prompt) if token < width], dtype=torch.int64)
-            self._in_prompt = torch.zeros(width, dtype=torch.bool)
-            self._in_prompt[ids] = True
-            self._in_prompt = self._in_prompt.to(device)
-        return self._in_prompt
+    def occurrences(self) -> tuple[Array, Array]:
+        """`counts` as columns: ids int64 [n], and how often each stands in the answer, float32 [n]."""
+        if self._occurrences is None:
+            size = len(self.counts)
+            self._occurrences = (
+                np.fromiter(self.counts.keys(), dtype=np.int64, count=size),
+                np.fromiter(self.counts.values(), dtype=np.float32, count=size),
+            )
+        return self._occurrences

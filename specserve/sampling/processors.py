@@ -9,12 +9,15 @@ A mask that would leave a row no token at all is not applied to that row.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from specserve.sampling.history import History
+from specserve.transport.messages import Array
 from specserve.types import Sampling
 
 
@@ -28,7 +31,7 @@ class Processors:
         self.sampling = sampling
         self.end_tokens = tuple(end_tokens)
         self.history = history
-        self._forbidden: torch.Tensor | None = None
+        self._allowed: Array | None = None
 
     @staticmethod
     def wanted(sampling: Sampling) -> bool:
@@ -40,14 +43,12 @@ class Processors:
             or _penalised(sampling)
         )
 
-    def forbidden(self, width: int, device: torch.device) -> torch.Tensor:
-        """bool [width]: the ids outside `allowed_token_ids`."""
-        if self._forbidden is None:
-            allowed = [token for token in self.sampling.allowed_token_ids or () if token < width]
-            self._forbidden = torch.ones(width, dtype=torch.bool)
-            self._forbidden[torch.tensor(allowed, dtype=torch.int64)] = False
-            self._forbidden = self._forbidden.to(device)
-        return self._forbidden
+    def allowed(self, vocab_size: int) -> Array | None:
+        """int64 [n]: the ids that may be chosen; None for all, also where a narrower model has none of them."""
+        if self._allowed is None:
+            ids = np.array(self.sampling.allowed_token_ids or (), dtype=np.int64)
+            self._allowed = ids[ids < vocab_size]
+        return self._allowed if len(self._allowed) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ class Place:
 Pairs = list[tuple[int, int]]
 """(row among the places, token id)."""
 
+Index = tuple[torch.Tensor, torch.Tensor]
+"""Rows and ids int64 [n]: single logits. Only these are touched, so the cost follows the tokens, not the vocabulary."""
+
 
 def apply(logits: torch.Tensor, places: Sequence[Place], vocab_size: int) -> None:
     """Change the rows of logits [m, V] that `places` name, in place; the others cost nothing.
@@ -78,48 +82,42 @@ def apply(logits: torch.Tensor, places: Sequence[Place], vocab_size: int) -> Non
         return
     rows = torch.tensor([place.row for place in places], device=logits.device)
     mine = logits[rows]
-    forbidden = _forbidden(mine, places, vocab_size)
+    _mask(mine, places, vocab_size)
     _add_bias(mine, places)
     _penalise(mine, places)
-    logits[rows] = mine if forbidden is None else mine.masked_fill(forbidden, -torch.inf)
+    logits[rows] = mine
 
 
 # ---- masks ------------------------------------------------------------------------------------------------------
 
 
-def _forbidden(logits: torch.Tensor, places: Sequence[Place], vocab_size: int) -> torch.Tensor | None:
-    """bool [m, V], or None when nothing is masked."""
-    masks = [_outside_allowed(logits, places), *(_at(logits, pairs) for pairs in (_bad(places), _early_ends(places)))]
-    given = [mask for mask in masks if mask is not None]
-    if not given:
-        return None
-    forbidden = torch.zeros_like(given[0])
-    for mask in given:
-        more = forbidden | mask
-        forbidden = torch.where(more[:, :vocab_size].all(-1, keepdim=True), forbidden, more)
-    return forbidden
+def _mask(logits: torch.Tensor, places: Sequence[Place], vocab_size: int) -> None:
+    _limit(logits, places, vocab_size)
+    for pairs in (_bad(places), _early_ends(places)):
+        if pairs:
+            _strike(logits, _index(pairs, logits), vocab_size)
 
 
-def _outside_allowed(logits: torch.Tensor, places: Sequence[Place]) -> torch.Tensor | None:
-    limited = [i for i, place in enumerate(places) if place.processors.sampling.allowed_token_ids is not None]
+def _limit(logits: torch.Tensor, places: Sequence[Place], vocab_size: int) -> None:
+    limits = [(i, place.processors.allowed(vocab_size)) for i, place in enumerate(places)]
+    limited = [(i, ids) for i, ids in limits if ids is not None]
     if not limited:
-        return None
-    width, device = logits.shape[1], logits.device
-    mask = torch.zeros(logits.shape, dtype=torch.bool, device=device)
-    mask[torch.tensor(limited, device=device)] = torch.stack(
-        [places[i].processors.forbidden(width, device) for i in limited]
-    )
-    return mask
+        return
+    rows = torch.tensor([i for i, _ in limited], device=logits.device)
+    ids = torch.from_numpy(np.concatenate([ids for _, ids in limited])).to(logits.device)
+    lengths = torch.tensor([len(ids) for _, ids in limited], device=logits.device)
+    index = rows.repeat_interleave(lengths), ids
+    allowed = logits[index]
+    logits[rows] = -torch.inf
+    logits[index] = allowed
 
 
-def _at(logits: torch.Tensor, pairs: Pairs) -> torch.Tensor | None:
-    """bool [m, V], set at these pairs; None without any."""
-    index = _index(pairs, logits)
-    if not index[0].numel():
-        return None
-    mask = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-    mask[index] = True
-    return mask
+def _strike(logits: torch.Tensor, index: Index, vocab_size: int) -> None:
+    """Mask these logits, but for rows that would lose all that they still have."""
+    before = logits[index]
+    logits[index] = -torch.inf
+    emptied = logits[:, :vocab_size].amax(-1).isneginf()
+    logits[index] = torch.where(emptied[index[0]], before, -torch.inf)
 
 
 def _bad(places: Sequence[Place]) -> Pairs:
@@ -160,41 +158,67 @@ def _penalised(sampling: Sampling) -> bool:
 
 
 def _penalise(logits: torch.Tensor, places: Sequence[Place]) -> None:
-    """Repetition, then frequency, then presence penalty, over the history and the drafted tokens before each row."""
-    here = [i for i, place in enumerate(places) if _penalised(place.processors.sampling)]
+    """Penalties over the history, and over the drafted tokens before each row, which count on top of it."""
+    here = [(i, place) for i, place in enumerate(places) if _penalised(place.processors.sampling)]
     if not here:
         return
-    rows = torch.tensor(here, device=logits.device)
-    counts, in_prompt = _occurrences(logits, [places[i] for i in here])
-    samplings = [places[i].processors.sampling for i in here]
-    repetition = _column([each.repetition_penalty for each in samplings], logits)
-    frequency = _column([each.frequency_penalty for each in samplings], logits)
-    presence = _column([each.presence_penalty for each in samplings], logits)
-    values = logits[rows]
-    repeated = torch.where(values > 0, values / repetition, values * repetition)
-    values = torch.where(in_prompt | (counts > 0), repeated, values)
-    logits[rows] = values - frequency * counts - presence * (counts > 0)
+    drafted = [
+        (i, token, place.processors.history.counts.get(token, 0) + times, place.processors.sampling)
+        for i, place in here
+        for token, times in Counter(place.drafted).items()
+        if token < logits.shape[1]
+    ]
+    on_top = _index([(i, token) for i, token, _, _ in drafted], logits)
+    untouched = logits[on_top]
+    _penalise_histories(logits, here)
+    counts = _column([count for _, _, count, _ in drafted], logits)
+    logits[on_top] = _penalties([each for *_, each in drafted], logits).applied(untouched, counts)
 
 
-def _occurrences(logits: torch.Tensor, places: Sequence[Place]) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [m, V] how often each id stands in the answer before each place; bool [m, V] whether in the prompt."""
-    width, device = logits.shape[1], logits.device
-    known: dict[int, int] = {}
-    owners = [known.setdefault(id(place.processors), len(known)) for place in places]
-    histories = {id(place.processors): place.processors.history for place in places}
-    owner = torch.tensor(owners, device=device)
-    counts = torch.stack([history.counts(width, device) for history in histories.values()])[owner]
-    drafted = _index([(i, token) for i, place in enumerate(places) for token in place.drafted], logits)
-    counts.index_put_(drafted, torch.ones((), device=device), accumulate=True)
-    return counts, torch.stack([history.in_prompt(width, device) for history in histories.values()])[owner]
+def _penalise_histories(logits: torch.Tensor, here: Sequence[tuple[int, Place]]) -> None:
+    columns = [place.processors.history.occurrences() for _, place in here]
+    lengths = [len(ids) for ids, _ in columns]
+    rows = torch.from_numpy(np.repeat([i for i, _ in here], lengths)).to(logits.device)
+    ids = torch.from_numpy(np.concatenate([ids for ids, _ in columns])).to(logits.device)
+    counts = torch.from_numpy(np.concatenate([counts for _, counts in columns])).to(logits)
+    penalties = _penalties([place.processors.sampling for _, place in here], logits)
+    owner = torch.from_numpy(np.repeat(np.arange(len(here)), lengths)).to(logits.device)
+    within = ids < logits.shape[1]
+    index = rows[within], ids[within]
+    logits[index] = penalties.take(owner[within]).applied(logits[index], counts[within])
 
 
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+@dataclass(frozen=True, slots=True)
+class _Penalties:
+    """Strengths by column, [n] each."""
+
+    repetition: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+
+    def take(self, rows: torch.Tensor) -> _Penalties:
+        return _Penalties(self.repetition[rows], self.frequency[rows], self.presence[rows])
+
+    def applied(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Logits [n] of tokens that occurred, `counts` [n] times in the answer, 0 for those of the prompt alone."""
+        repeated = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
+        return repeated - self.frequency * counts - self.presence * (counts > 0)
 
 
-def _index(pairs: Pairs, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and ids of the pairs that lie within a matrix, int64 each."""
+def _penalties(samplings: Sequence[Sampling], like: torch.Tensor) -> _Penalties:
+    return _Penalties(
+        _column([each.repetition_penalty for each in samplings], like),
+        _column([each.frequency_penalty for each in samplings], like),
+        _column([each.presence_penalty for each in samplings], like),
+    )
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+
+def _index(pairs: Pairs, like: torch.Tensor) -> Index:
+    """The pairs that lie within a matrix."""
     within = [pair for pair in pairs if pair[1] < like.shape[1]]
     index = torch.tensor(within, dtype=torch.int64, device=like.device).view(-1, 2)
     return index[:, 0], index[:, 1]

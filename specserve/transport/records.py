@@ -120,7 +120,13 @@ def _tuple_decoder(hints: tuple[Any, ...]) -> Coder:
         parts = [decoder(hint) for hint in hints]
         return lambda data: tuple(part(item) for part, item in zip(parts, _listed(data, len(parts)), strict=True))
     one = decoder(hints[0])
-    return lambda data: tuple([one(item) for item in _listed(data)])
+    plain = set(_ACCEPTED.get(hints[0], ()))
+
+    def decode(data: Any) -> Any:
+        items = _listed(data)
+        return tuple(items if plain.issuperset(map(type, items)) else [one(item) for item in items])
+
+    return decode
 
 
 def _scalar_decoder(hint: Any) -> Coder:

@@ -118,7 +118,9 @@ def never_void(self, start, tokens):
     """A broken `History.write` that forgets to drop what was refused."""
     new = list(tokens)[max(0, len(self) - start) :]
     self._answer += new
-    self._uncounted.update(new)
+    self._occurrences = None
+    for token in new:
+        self._count(token, 1)
 
 
 def never_chains(real):
