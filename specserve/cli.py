@@ -68,8 +68,27 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--passes", type=int, default=2, help="interleaved repetitions; medians are reported")
     compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     compare.set_defaults(verb=_compare)
+    _acceptance_arguments(
+        bench.add_parser("acceptance", help="drafted tokens that each rule keeps on a pair of models")
+    )
+    ties = bench.add_parser("ties", help="how often the shape of a batch alone flips a choice of the target")
+    _config_arguments(ties)
+    ties.add_argument("--positions", type=int, default=400, help="positions to compare")
+    ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    ties.set_defaults(verb=_ties)
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     return parser
+
+
+def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
+    _config_arguments(acceptance)
+    acceptance.add_argument("--rules", type=_names, default=(), help="default: all but synthetic")
+    acceptance.add_argument("--temperature", type=_floats, default=(0.0, 0.7, 1.0), help="e.g. 0,0.7,1")
+    acceptance.add_argument("--depth", type=int, default=4, help="drafted tokens per round")
+    acceptance.add_argument("--prompts", type=int, default=8, help="how many of the shipped prompts")
+    acceptance.add_argument("--max-tokens", type=int, default=48, help="tokens per answer, exactly")
+    acceptance.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    acceptance.set_defaults(verb=_acceptance)
 
 
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:
@@ -99,6 +118,10 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def _floats(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -188,6 +211,32 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
         write_json(arguments.json, settings, rows)
+    return 0
+
+
+def _acceptance(arguments: argparse.Namespace) -> int:
+    from specserve.bench.acceptance import Options, measure
+    from specserve.bench.report import show, write_json
+
+    config = read_config(arguments)
+    options = Options(arguments.rules, arguments.temperature, arguments.depth, arguments.prompts, arguments.max_tokens)
+    rows = measure(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show(f"{config.served_name}: depth {options.depth}, {options.prompts} prompts × {options.max_tokens} tokens", rows)
+    if arguments.json is not None:
+        settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
+        write_json(arguments.json, settings, rows)
+    return 0
+
+
+def _ties(arguments: argparse.Namespace) -> int:
+    from specserve.bench.report import show, write_json
+    from specserve.bench.ties import measure
+
+    config = read_config(arguments)
+    rows = measure(config, arguments.positions, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show(f"{config.served_name}: choices that differ from those of one position at a time", rows)
+    if arguments.json is not None:
+        write_json(arguments.json, config.model_dump() | {"bench": {"positions": arguments.positions}}, rows)
     return 0
 
 

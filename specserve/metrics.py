@@ -92,6 +92,7 @@ ENGINE_METRICS = (
     _counter("request_success", "Requests that ended, by how.", finished_reason=_FINISHED),
     _counter("requests_rejected", "Requests that were not admitted.", reason=_REJECTED),
     _gauge("worker_up", "1 while the worker answers.", role=_ROLES),
+    _gauge("rule_lossless", "Rules that requests may ask for: 1 lossless, 0 lossy.", rule=()),
 )
 
 KNOWN_PARAMS = (
@@ -242,6 +243,11 @@ class EngineMetrics:
     def worker(self, role: Literal["draft", "target"], up: bool) -> None:
         """Say whether a worker answers."""
         self._board.series("specserve_worker_up", role).set(1 if up else 0)
+
+    def rules(self, lossless: Mapping[str, bool]) -> None:
+        """Say which rules there are, and whether each is lossless."""
+        for rule, exact in lossless.items():
+            self._board.series("specserve_rule_lossless", rule).set(1 if exact else 0)
 
     def render(self) -> str:
         """Prometheus text format 0.0.4."""

@@ -30,6 +30,9 @@ _SUPPORT = 64
 _COLD_BYTES = 128 << 20
 """Inputs of a case, all copies together; more than the last cache of most processors."""
 
+_MOST_COPIES = 300
+"""Copies of a case that is too small to fill the caches with."""
+
 _MAX_BYTES = 2 << 30
 """Logits of one case; larger ones are left out."""
 
@@ -77,7 +80,8 @@ def _case(batch: int, depth: int, vocab: int, repeats: int, progress: Progress) 
         progress(f"batch {batch}, depth {depth}, vocabulary {vocab}: left out, its logits have {size >> 20} MiB")
         return
     progress(f"batch {batch}, depth {depth}, vocabulary {vocab}")
-    copies = [_inputs(batch, depth, vocab, seed) for seed in range(max(2, -(-_COLD_BYTES // (2 * size))))]
+    count = min(_MOST_COPIES, max(2, -(-_COLD_BYTES // (2 * size))))
+    copies = [_inputs(batch, depth, vocab, seed) for seed in range(count)]
     read_ms = _median_ms(lambda one: one.logits.sum(), copies, repeats)
     for name, run in _kernels().items():
         ms = _median_ms(run, copies, repeats)

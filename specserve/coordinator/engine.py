@@ -110,6 +110,7 @@ class Engine:
         self._draining = False
         self._dead: str | None = None
         metrics.worker("target", True)
+        metrics.rules(target.rules)
         if drafter is not None and draft is not None:
             self._attach_draft(drafter, draft_life, draft)
 

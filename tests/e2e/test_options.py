@@ -254,7 +254,9 @@ def asked(running, path, **fields):
     """One request to the HTTP application over a running engine."""
 
     async def ask():
-        transport = httpx.ASGITransport(app=create_app(running, running.tokenizer, running.config, check_structured=running.check_structured))
+        transport = httpx.ASGITransport(
+            app=create_app(running, running.tokenizer, running.config, check_structured=running.check_structured)
+        )
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.post(f"/v1/{path}", json=fields)
 

@@ -274,6 +274,14 @@ def test_a_rule_that_is_not_served_is_refused_at_the_door(rule: str) -> None:
     assert (refused.value.status, refused.value.param) == (400, "speculation.rule")
 
 
+def test_metrics_say_which_rules_are_lossy() -> None:
+    """Each rule that is served has a gauge: 1 lossless, 0 lossy."""
+    with engine_of(depth=1) as engine:
+        lines = [line for line in engine.metrics_text().splitlines() if line.startswith("specserve_rule_lossless{")]
+    found = {line.split('rule="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+    assert found == dict.fromkeys(LOSSLESS, 1.0) | {"typical": 0.0}
+
+
 def test_made_up_acceptance_is_what_was_asked_for() -> None:
     """With shares .8 and .4 configured, 1 + .8 + .4 tokens come out of a round of depth 3 at any temperature."""
     for temperature in (0.0, 1.0):

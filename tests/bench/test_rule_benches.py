@@ -1,0 +1,63 @@
+"""The benches of rules, on small inputs: what they report is what was asked for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_models import tiny_llama
+
+from specserve.bench import acceptance, rules, ties
+from specserve.cli import main
+from specserve.config import parse
+from specserve.errors import ConfigError
+from specserve.verification import all_rules
+
+
+def test_each_rule_is_timed_against_a_read_of_the_logits(tmp_path, capsys) -> None:
+    """Every rule and combination has a row; the ratio is that of its two times; the JSON holds the same rows."""
+    path = tmp_path / "rules.json"
+    arguments = ["--batch", "1,2", "--depth", "1", "--vocab", "500", "--repeats", "1", "--json", str(path)]
+    assert main(["bench", "rules", *arguments]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert {(row["rule"], row["batch"]) for row in rows} == {(n, b) for n in [*all_rules(), "process"] for b in (1, 2)}
+    for row in rows:
+        assert set(row) == {"rule", "batch", "depth", "vocab", "ms", "read_ms", "ratio"}
+        assert row["ratio"] == pytest.approx(row["ms"] / row["read_ms"])
+    assert "coupled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [{"batch": (0,)}, {"depth": (1, 0)}, {"vocab": (10,)}, {"repeats": 0}])
+def test_sizes_that_cannot_be_run_are_refused(wrong) -> None:
+    """Nothing is measured for sizes below the least."""
+    with pytest.raises(ConfigError, match="take numbers"):
+        rules.measure(rules.Options(**wrong), lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two tiny models, the draft another one than the target."""
+    folders = [tiny_llama(tmp_path_factory.mktemp(name), seed=seed) for name, seed in (("target", 1), ("draft", 2))]
+    models = [{"source": str(folder), "device": "cpu", "kv_blocks": 1000} for folder in folders]
+    return parse({"target": models[0], "draft": {"model": models[1]}, "engine": {"max_requests": 4}})
+
+
+def test_acceptance_is_measured_for_each_rule_and_temperature(pair) -> None:
+    """Rules agree at temperature 0; a lossy one is marked; tokens per round lie between 1 and depth + 1."""
+    options = acceptance.Options(temperatures=(0.0, 1.0), depth=2, prompts=2, max_tokens=6)
+    rows = acceptance.measure(pair, options, lambda _: None)
+    assert len(rows) == 2 * (len(all_rules()) - 1)
+    assert {row["rule"] for row in rows if row["lossless"] == "NO"} == {"typical"}
+    assert len({row["first_position"] for row in rows if row["temperature"] == 0}) == 1
+    assert all(1 <= row["tokens_per_round"] <= 3 and 0 <= row["first_position"] <= 1 for row in rows)
+    with pytest.raises(ConfigError, match="no rule called"):
+        acceptance.measure(pair, acceptance.Options(rules=("guess",)), lambda _: None)
+
+
+def test_shapes_are_compared_position_by_position(pair) -> None:
+    """Both shapes report as many positions as there are, and logits that differ by rounding only."""
+    rows = ties.measure(pair, 80, lambda _: None)
+    assert [row["positions"] for row in rows] == [80, 80]
+    assert all(row["largest_logit_difference"] < 1e-3 for row in rows)
+    assert all(0 < row["expected_greedy_flips_per_million"] < 1000 for row in rows)
+    assert all(row["greedy_flips"] <= 80 - row["bit_equal_rows"] for row in rows)
