@@ -317,8 +317,10 @@ class WorkerDrafts:
         before = len(state.tokens) - len(tokens)
         current = state.draft_cached == before
         fed = state.trie.advance(tokens)
+        state.trie.clear()  # at R = 0 what would survive is not kept: its KV past the commit goes with the rewind
         if current:
-            state.draft_cached += fed
+            # The newest token is fed once more even if it was drafted: the next draft is read off behind it.
+            state.draft_cached = min(state.draft_cached + fed, len(state.tokens) - 1)
             if self._plan is None:
                 self.blocks.rewind(state.draft_table, state.draft_cached)
 

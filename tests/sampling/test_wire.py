@@ -98,12 +98,3 @@ def test_rows_that_are_no_dists_are_refused(dists: Dists) -> None:
     """Ids or mass outside the vocabulary, NaN, negative or no mass, and wrong sizes are protocol errors."""
     with pytest.raises(ProtocolError):
         wire.decode(dists, 9, CPU)
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 5])
-def test_a_lone_row_of_any_width_is_read(width: int) -> None:
-    """One row of an odd width does not lie on an int32 boundary's multiple in the buffer."""
-    dist = torch.softmax(torch.arange(9.0), 0)[None]
-    ids, probs = wire.sparsify(dist, width)
-    decoded = wire.decode(wire.encode_sparse(ids, probs), 9, CPU)
-    assert torch.equal(decoded, wire.densify(ids, probs, 9))
