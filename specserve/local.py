@@ -165,7 +165,7 @@ class LocalEngine:
         max_tokens: int = 64,
         sampling: Sampling | None = None,
         seed: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         depth: int | None = None,
         ignore_eos: bool = False,
         structured: Structured | None = None,
@@ -178,7 +178,7 @@ class LocalEngine:
                 max_tokens,
                 Sampling(temperature=0.0) if sampling is None else sampling,
                 seed=secrets.randbits(63) if seed is None else seed,
-                stop=tuple(stop),
+                stop=(stop,) if isinstance(stop, str) else tuple(stop),
                 ignore_eos=ignore_eos,
                 depth=depth,
                 structured=structured,
@@ -211,6 +211,8 @@ class LocalEngine:
         last = deltas[-1]
         if last.failure is not None or last.stats is None or last.finish is None:
             raise SpecserveError("the request failed" if last.failure is None else last.failure.message)
+        if last.finish == "abort":
+            raise Unavailable("the engine was closed before the answer ended")
         tokens = tuple(token for delta in deltas for token in delta.tokens)
         logprobs = tuple(score for delta in deltas for score in delta.logprobs)
         prompt_logprobs = tuple(score for delta in deltas for score in delta.prompt_logprobs)

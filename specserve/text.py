@@ -42,6 +42,8 @@ class Tokenizer:
         self._special_ids = frozenset(
             token for token, added in core.get_added_tokens_decoder().items() if added.special
         )
+        # In characters: a token's entry in the vocabulary is never shorter than what it stands for.
+        self._longest = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
         self._raw = _raw_bytes(core, self._special_ids)
         self.end_tokens = end_tokens
         self.vocab_size = 1 + max(core.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -64,8 +66,13 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Token ids of a text; `special` adds what tokenizer.json puts around it, often a start token."""
-        ids: list[int] = self._core.encode(text, add_special_tokens=special).ids
+        # As a batch of one, because only that lets other threads run meanwhile: a long text takes seconds.
+        ids: list[int] = self._core.encode_batch([text], add_special_tokens=special)[0].ids
         return ids
+
+    def may_fit(self, text: str, tokens: int) -> bool:
+        """False when even the longest tokens there are could not bring a text down to this many. Costs no encoding."""
+        return len(text) <= tokens * self._longest
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of tokens. Ids that the tokenizer does not know have no text."""

@@ -99,6 +99,9 @@ class _Api:
         deadline = self._deadline()
         body = await self._body(request, CompletionBody)
         prompts = convert.prompts_of(body, self._config)
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                convert.check_size(prompt, self._tokenizer, self._engine.card, "prompt")
         tokens = await asyncio.to_thread(self._tokens, prompts)
         return await self._answer(request, self._job(CompletionShape(), body, tokens, deadline), body)
 
@@ -107,6 +110,8 @@ class _Api:
         deadline = self._deadline()
         body = await self._body(request, ChatBody)
         messages = convert.messages_of(body)
+        for message in messages:
+            convert.check_size(str(message["content"]), self._tokenizer, self._engine.card, "messages")
         tokens = await asyncio.to_thread(self._tokenizer.chat_prompt, messages)
         return await self._answer(request, self._job(ChatShape(), body, [tokens], deadline), body)
 

@@ -82,6 +82,16 @@ def answer_limit(body: Generation, config: Config) -> int | None:
     return config.server.default_max_tokens if body.max_tokens is None else body.max_tokens
 
 
+def check_size(text: str, tokenizer: Tokenizer, card: ModelCard, param: str) -> None:
+    """Raise ContextLengthExceeded for a text that cannot fit whatever its tokens are, without encoding it."""
+    if not tokenizer.may_fit(text, card.context_length):
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {card.context_length} tokens, but a text of {len(text)} "
+            f"characters is longer than that in any case; shorten it",
+            param=param,
+        )
+
+
 def to_request(
     body: Generation,
     prompt: Sequence[int],

@@ -41,6 +41,8 @@ def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) ->
     for name, count in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if count is not None and not 0 <= count <= MAX_LOGPROBS:
             raise InvalidField(f"{name} must be in [0, {MAX_LOGPROBS}], found {count}", param=name)
+    if not all(request.stop):
+        raise InvalidField("an empty stop text would end every answer before it begins; leave it out", param="stop")
     _check_sampling(request.sampling, target.vocab_size)
     if not 0 <= request.sampling.min_tokens <= request.max_tokens:
         raise InvalidField(
@@ -68,6 +70,8 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
         value = getattr(sampling, name)
         if not (least <= value <= most and isfinite(value)):
             raise InvalidField(f"{name} must be a number in [{least:g}, {most:g}], found {value}", param=name)
+    if sampling.top_p <= 0:
+        raise InvalidField(f"top_p must be above 0, found {sampling.top_p}; 1 switches it off", param="top_p")
     if not (0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY):
         raise InvalidField(
             f"repetition_penalty must be in (0, {MAX_REPETITION_PENALTY:g}], found {sampling.repetition_penalty}",

@@ -9,6 +9,7 @@ ending, commit, rewind both KVs, emit deltas.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,6 +55,8 @@ from specserve.types import (
     WorkerInfo,
 )
 
+log = logging.getLogger(__name__)
+
 Sink = Callable[[str, tuple[Delta, ...]], None]
 """Takes all deltas of one owner since the last flush."""
 
@@ -94,6 +97,7 @@ class Engine:
         self._policy = FixedDepth(config.engine.depth, target.context_length, None)
         self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(guesser)
         self._speculating = guesser is not None
+        self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
         self._states: dict[str, RequestState] = {}
         self._by_row: dict[int, RequestState] = {}
@@ -166,7 +170,6 @@ class Engine:
         """An ingress is gone: cancel everything that it brought."""
         for state in [state for state in self._states.values() if state.owner == owner]:
             self._end(state, "abort")
-        self._outbox.pop(owner, None)
 
     def abandon(self, reason: str) -> None:
         """The books can no longer be trusted: tell every client, touch no pool, and serve nobody from now on."""
@@ -279,6 +282,11 @@ class Engine:
         if not rows:
             self._last_end_s = None
             return
+        suspect = next((row for row in rows if row.state.suspect), None)
+        if suspect is not None:
+            suspect.depth = 0
+            self._verify([suspect])
+            return
         if self._drafts.begin(rows):
             self._planned = rows
             self._draft_deadline_s = now + self._config.draft_wait_s
@@ -335,6 +343,8 @@ class Engine:
         if current is None or verdict.round != current.number:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
+        for entry in current.rows:
+            entry.row.state.suspect = False
         scores = current.scores(verdict)
         self._close_round(current)
         tally = Tally()
@@ -357,7 +367,12 @@ class Engine:
         state = entry.row.state
         offered = len(entry.chain)
         emitted = entry.emitted(kept, token)
-        ending = cut(state, emitted, self._end_tokens, self._target.context_length)
+        try:
+            ending = cut(state, emitted, self._end_tokens, self._target.context_length)
+        except Exception as error:  # text is the request's own affair: what its stop texts provoke ends it alone
+            log.exception("cannot look for the end of an answer")
+            self._end(state, "error", failure=Failure(500, "internal_error", f"{type(error).__name__}: {error}"))
+            return
         tokens = emitted[: ending.length]
         committed_kept = min(kept, ending.length)
         state.count_round(offered, committed_kept)
@@ -396,7 +411,10 @@ class Engine:
         self._last_end_s = now
 
     def _fail_rows(self, failure: Failed) -> None:
-        """The rows at fault end in an error; the others of that batch are simply planned again."""
+        """The rows at fault end in an error; the others of that batch are simply planned again.
+
+        Where no row is named, each is tried alone and without drafts, so that the one at fault harms nobody else.
+        """
         current = self._round
         if current is None or failure.batch != current.number:
             raise ProtocolError(f"failure of round {failure.batch}, which is not in flight")
@@ -404,8 +422,12 @@ class Engine:
         self._close_round(current)
         for entry in current.rows:
             state = entry.row.state
-            if state.stage is Stage.RUNNING and (not named or state.row in named):
+            if state.stage is not Stage.RUNNING:
+                continue
+            if state.row in named or (not named and state.suspect):
                 self._end(state, "error", failure=Failure(500, "internal_error", failure.reason))
+            elif not named:
+                state.suspect = True
 
     def _cannot(self, message: Cannot) -> None:
         """Rows that the verifier cannot continue are fed again from what it covers; the others are planned again."""
@@ -584,7 +606,7 @@ class Engine:
             return Health("draining", "", running, waiting)
         if self._verifier is None:
             return Health("starting", "the verifier is being restarted", running, waiting)
-        if self._config.depth > 0 and not self._speculating:
+        if self._expects_drafts and not self._speculating:
             return Health("degraded", "speculation is off: the draft worker is away", running, waiting)
         return Health("ok", "", running, waiting)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specserve.coordinator.engine import Engine
-from specserve.errors import SpecserveError
+from specserve.errors import SpecserveError, Unavailable
 from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport.messages import Cancel, Submit
 from specserve.types import Delta, Failure, Request
@@ -39,6 +39,7 @@ class Loop:
         self._engine = engine
         self._mailbox = mailbox
         self._stopping = False
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._progress = 0
 
@@ -60,13 +61,28 @@ class Loop:
             self._thread.join()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function on the loop's thread; the future holds its result or exception."""
+        """Run a function on the loop's thread; the future holds its result or exception, Unavailable after `stop`."""
         result: Future[T] = Future()
         self._mailbox.put(Call(function, result))
+        if self._ended.is_set():
+            self._refuse_calls()
         return result
+
+    def _refuse_calls(self) -> None:
+        """Nobody runs calls any more: answer those that wait. Called by whoever sees that first; twice is harmless."""
+        while (item := self._mailbox.get(0)) is not None:
+            if isinstance(item, Call) and item.result.set_running_or_notify_cancel():
+                item.result.set_exception(Unavailable("the engine is stopped"))
 
     def run(self) -> None:
         """Drive the engine until `stop`."""
+        try:
+            self._run()
+        finally:
+            self._ended.set()
+            self._refuse_calls()
+
+    def _run(self) -> None:
         while not self._stopping:
             item = self._mailbox.get(self._patience_s())
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from specserve.errors import ProtocolError
@@ -93,7 +94,8 @@ class Profiles:
         sampling = message.sampling
         self._open[message.row] = Profile(
             message.epoch,
-            sampling.temperature,
+            # Rounded once: a temperature that float32 takes for 0 is greedy to everybody who asks.
+            float(np.float32(sampling.temperature)),
             sampling.top_p,
             sampling.top_k,
             message.rule,
