@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -88,10 +89,11 @@ def running(request, folders):
 _numbers = iter(range(10**6))
 
 
-def requests(name, depth, branches=1):
+def requests(name, depth, branches=1, temperature=0.0, **more):
     """The option's requests: `branches` of them, one family when there are several."""
     number = next(_numbers)
-    fields = {"sampling": greedy(), "ignore_eos": True} | OPTIONS[name]
+    fields = {"sampling": greedy(), "ignore_eos": True} | OPTIONS[name] | more
+    fields["sampling"] = replace(fields["sampling"], temperature=temperature)
     return [
         Request(
             RequestId(f"{number}-{branch}"),
@@ -143,6 +145,19 @@ def test_speculation_changes_no_answer(running, name):
         assert_same(found, expected)
     levels = running.levels()
     assert levels.slots_held + levels.target_blocks_held + levels.draft_blocks_held == 0
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_under_coupled_speculation_changes_no_sampled_answer(running, name, temperature):
+    """A seeded answer is the same at depths 0, 1 and 4, alone and beside an answer to another seed, for each option."""
+    options = {"temperature": temperature, "rule": "coupled", "seed": 3}
+    (expected,) = running.complete(requests(name, 0, **options))
+    (alone,) = running.complete(requests(name, 1, **options))
+    first, _ = running.complete(requests(name, 4, **options) + requests(name, 4, **(options | {"seed": 4})))
+
+    assert_same(alone, expected)
+    assert_same(first, expected)
 
 
 def test_some_drafts_are_kept_and_some_refused(running):
