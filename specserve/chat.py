@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from typing import Any, TextIO
 
 import httpx
 
-from specserve.errors import SpecserveError, Unavailable
+from specserve.errors import ConfigError, ModelNotFound, SpecserveError, Unavailable
+
+_HELP = """\
+/help    shows this
+/clear   starts over; a system prompt stays
+/quit    ends, as Ctrl-D does
+Ctrl-C stops an answer.
+"""
 
 
 class Chat:
@@ -25,43 +33,105 @@ class Chat:
         temperature: float | None = None,
         max_tokens: int = 512,
         depth: int | None = None,
-        out: TextIO = sys.stdout,
+        out: TextIO | None = None,
     ) -> None:
-        self._client = httpx.Client(base_url=url, timeout=httpx.Timeout(600, connect=5))
-        self._url = url
-        self._model = model
+        """url is the server's, with or without http:// and a trailing /v1. Raises ConfigError when it is not one."""
+        self._url = server_url(url)
+        self._client = httpx.Client(base_url=self._url, timeout=httpx.Timeout(600, connect=5))
+        self._wanted = model
+        self._model: str | None = None
         self._max_tokens = max_tokens
         self._temperature = temperature
         self._depth = depth
-        self._out = out
+        self._out = sys.stdout if out is None else out
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
 
     def run(self) -> None:
-        """Read lines until end of input or `/quit`; `/clear` starts over. Raises a SpecserveError without a server."""
-        self._print(f"Chatting with {self.model()}; /clear starts over, /quit or Ctrl-D ends.\n")
-        while True:
-            try:
-                line = input("> ").strip()
-            except EOFError:
-                self._print("\n")
-                return
+        """Read lines until end of input or `/quit`. A failed answer is told, and the chat goes on.
+
+        Raises a SpecserveError when there is no server, or when it does not serve the model.
+        """
+        self._print(f"Chatting with {self.model()}; /help lists commands, Ctrl-D ends.\n")
+        while (line := self._read()) is not None:
             if line == "/quit":
                 return
-            if line == "/clear":
-                self._messages = [message for message in self._messages if message["role"] == "system"]
+            if line.startswith("/"):
+                self._command(line)
             elif line:
-                self.say(line)
+                self._turn(line)
 
     def model(self) -> str:
-        """The model in use: the one named, or the first that the server lists."""
+        """The model in use: the one named, or the first that the server lists. Raises ModelNotFound."""
         if self._model is None:
-            reply = self._call("GET", "/v1/models")
-            self._model = str(reply["data"][0]["id"])
+            served = self._served()
+            if self._wanted is not None and self._wanted not in served:
+                raise ModelNotFound(f"{self._url} serves no model called {self._wanted!r}, but {', '.join(served)}")
+            self._model = self._wanted or served[0]
         return self._model
 
     def say(self, text: str) -> str:
-        """Send one message, print the answer as it comes, and return it."""
+        """Send one message, print the answer as it comes, and return it.
+
+        Raises a SpecserveError when the answer fails; then the conversation is as it was before. What came before
+        a KeyboardInterrupt is the answer.
+        """
         self._messages.append({"role": "user", "content": text})
+        pieces: list[str] = []
+        stopped = False
+        try:
+            self._stream(pieces)
+        except KeyboardInterrupt:
+            stopped = True
+            self._print("\n[stopped]\n")
+        except SpecserveError:
+            self._messages.pop()
+            raise
+        answer = "".join(pieces)
+        if stopped and not answer:
+            self._messages.pop()
+        else:
+            self._messages.append({"role": "assistant", "content": answer})
+        return answer
+
+    def _read(self) -> str | None:
+        """The next line; None at the end of input."""
+        try:
+            return input("> ").strip()
+        except EOFError:
+            self._print("\n")
+            return None
+        except KeyboardInterrupt:
+            self._print("\n/quit or Ctrl-D ends.\n")
+            return ""
+
+    def _command(self, line: str) -> None:
+        if line == "/clear":
+            self._messages = [message for message in self._messages if message["role"] == "system"]
+            self._print("[the conversation starts over]\n")
+        elif line == "/help":
+            self._print(_HELP)
+        else:
+            self._print(f"there is no command {line.split(maxsplit=1)[0]}\n{_HELP}")
+
+    def _turn(self, line: str) -> None:
+        try:
+            self.say(line)
+        except SpecserveError as error:
+            self._print(f"\n[not answered: {error.message}]\n")
+
+    def _stream(self, pieces: list[str]) -> None:
+        """Print the answer and its summary; `pieces` holds what came even when this is interrupted."""
+        began = time.perf_counter()
+        last: dict[str, Any] = {}
+        with closing(self._events(self._body())) as events:
+            for last in events:
+                for choice in last.get("choices", []):
+                    piece = choice["delta"].get("content") or ""
+                    pieces.append(piece)
+                    self._print(piece)
+        self._print(f"\n{_summary(last, time.perf_counter() - began)}\n")
+
+    def _body(self) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model(),
             "messages": self._messages,
@@ -72,22 +142,10 @@ class Chat:
         if self._temperature is not None:
             body["temperature"] = self._temperature
         if self._depth is not None:
-            body["speculation"] = (
-                {"enabled": self._depth > 0, "depth": self._depth} if self._depth else {"enabled": False}
-            )
-        began = time.perf_counter()
-        answer, last = "", {}
-        for chunk in self._events(body):
-            last = chunk
-            for choice in chunk.get("choices", []):
-                piece = choice["delta"].get("content") or ""
-                answer += piece
-                self._print(piece)
-        self._messages.append({"role": "assistant", "content": answer})
-        self._print(f"\n{_summary(last, time.perf_counter() - began)}\n")
-        return answer
+            body["speculation"] = {"enabled": True, "depth": self._depth} if self._depth else {"enabled": False}
+        return body
 
-    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _events(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as reply:
                 if reply.status_code != 200:
@@ -101,16 +159,24 @@ class Chat:
                         yield event
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
+        except ValueError:
+            raise SpecserveError(f"{self._url} sent an event that is not JSON; is it a specserve server?") from None
 
-    def _call(self, method: str, path: str) -> dict[str, Any]:
+    def _served(self) -> list[str]:
+        """The names of the server's models, never none."""
         try:
-            reply = self._client.request(method, path)
+            reply = self._client.get("/v1/models")
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         if reply.status_code != 200:
-            raise SpecserveError(_error_text(reply))
-        found: dict[str, Any] = reply.json()
-        return found
+            raise SpecserveError(f"{self._url}: {_error_text(reply)}")
+        try:
+            names = [str(model["id"]) for model in reply.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise SpecserveError(f"{self._url} does not answer as an OpenAI-compatible server; check --url") from None
+        if not names:
+            raise ModelNotFound(f"{self._url} serves no model")
+        return names
 
     def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
         return Unavailable(f"no answer from {self._url} ({error}); is `specserve serve` running there?")
@@ -118,6 +184,21 @@ class Chat:
     def _print(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
+
+
+def server_url(text: str) -> str:
+    """The root of a server from what people type: `localhost:8000`, or a base URL that ends in /v1.
+
+    Raises ConfigError for what is no HTTP address.
+    """
+    full = text.strip() if "://" in text else f"http://{text.strip()}"
+    try:
+        url = httpx.URL(full)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--url {text!r} is not an address: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"--url takes an http or https address such as http://127.0.0.1:8000, found {text!r}")
+    return str(url).rstrip("/").removesuffix("/v1")
 
 
 def _error_text(reply: httpx.Response) -> str:

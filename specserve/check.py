@@ -1,16 +1,27 @@
-"""`specserve check`: what will run where, and what cannot, before anything is started."""
+"""`specserve check`: what will run where, and what cannot, before anything is started. No weights are loaded."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
 
-from specserve import drafting, folders
+from specserve import drafting
 from specserve.config import Config, ModelConfig
-from specserve.errors import SpecserveError
+from specserve.errors import ConfigError, SpecserveError
+
+if TYPE_CHECKING:
+    import torch
+
+    from specserve.models import Backend
+
+Role = Literal["target", "draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +36,37 @@ class Finding:
         return f"{'✗' if self.problem else '✓'} {self.topic:<12} {self.text}"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelNeeds:
+    """What one worker will hold on its device, in bytes; kv is None where config.json does not tell."""
+
+    role: Role
+    folder: Path
+    device: torch.device
+    weights: int
+    kv: int | None
+
+
 def report(config: Config) -> list[Finding]:
-    """Look at this machine and at the configuration. Builds or converts the demo models if they are not cached."""
-    return [
+    """Look at this machine and at the configuration. Builds or converts the demo models if they are not cached.
+
+    A problem is told once, by the first topic that meets it.
+    """
+    needs: list[ModelNeeds] = []
+    findings = [
         *_environment(),
         *_guarded("speculator", lambda: _speculator(config)),
         *_guarded("rule", lambda: _rule(config)),
-        *_guarded("target", lambda: _model("target", config.target, config)),
-        *_guarded("draft", lambda: _draft(config)),
+        *_guarded("target", lambda: _model("target", config.target, config, needs)),
+        *_guarded("draft", lambda: _draft(config, needs)),
+        *_guarded("vocabulary", lambda: _vocabulary(needs)),
+        *_guarded("memory", lambda: _memory(needs)),
         *_guarded("limits", lambda: _limits(config)),
         *_guarded("placement", lambda: _placement(config)),
         *_guarded("port", lambda: _port(config)),
     ]
+    first = {finding.text: finding for finding in reversed(findings)}
+    return [finding for finding in findings if not finding.problem or first[finding.text] is finding]
 
 
 def _guarded(topic: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -50,8 +80,7 @@ def _environment() -> Iterator[Finding]:
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    found = f"{os.cpu_count()} CPU cores, {memory:.0f} GiB memory, " + (", ".join(gpus) if gpus else "no GPU")
+    found = f"{os.cpu_count()} CPU cores, {_gib(_machine_memory())} memory, " + (", ".join(gpus) if gpus else "no GPU")
     yield Finding("machine", found)
     names = []
     for name in ("torch", "transformers", "ray"):
@@ -63,49 +92,166 @@ def _environment() -> Iterator[Finding]:
 
 
 def _speculator(config: Config) -> Iterator[Finding]:
+    has_worker = drafting.has_worker(config.draft)  # an unknown name is refused at depth 0 too
+    name = config.draft.speculator
     if config.engine.depth == 0:
         yield Finding("speculator", "engine.depth is 0: plain decoding")
-    elif drafting.has_worker(config.draft):
-        yield Finding("speculator", f"{config.draft.speculator} in a draft worker, depth {config.engine.depth}")
+    elif name == drafting.NO_SPECULATOR:
+        yield Finding("speculator", f"draft.speculator is {name}: plain decoding")
     else:
-        yield Finding("speculator", f"{config.draft.speculator} beside the coordinator, depth {config.engine.depth}")
+        where = "in a draft worker" if has_worker else "beside the coordinator"
+        yield Finding("speculator", f"{name} {where}, depth {config.engine.depth}")
 
 
 def _rule(config: Config) -> Iterator[Finding]:
-    folders.load("verification", config.engine.rule)
-    yield Finding("rule", config.engine.rule)
+    from specserve.verification import all_rules, judges_of
+
+    judges_of(config.engine)
+    name = config.engine.rule
+    law = "lossless" if all_rules()[name].LOSSLESS else "lossy: answers do not follow the target's distribution"
+    yield Finding("rule", f"{name} ({law})")
 
 
-def _model(role: str, model: ModelConfig, config: Config) -> Iterator[Finding]:
+def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     from specserve.models import loading
 
-    folder = loading.prepare(model, lambda _: None, role="draft" if role == "draft" else "target")
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**20
+    folder = loading.prepare(model, lambda _: None, role=role)
     device = loading.device_of(model)
+    if loading.backend_of(folder, model) == loading.RECURRENT and role == "draft":
+        raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
+    on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     threads = model.threads or (os.cpu_count() or 1)
     where = f"{device}" + (f" with {threads} threads" if device.type == "cpu" else "")
-    yield Finding(role, f"{model.source}: {size:.0f} MiB of weights as {model.dtype} on {where}")
+    yield Finding(role, f"{model.source}: {on_disk / 2**20:.0f} MiB on disk, as {model.dtype} on {where}")
+    described = _described(folder, model)
+    kv = None
+    if described is not None:
+        block_tokens = config.engine.block_tokens
+        blocks = loading.derive_blocks(model, cast("Backend", described), block_tokens, config.engine.max_requests)
+        kv = blocks * described.bytes_per_block(block_tokens)
+        full = blocks * block_tokens // described.context_length
+        text = f"{blocks} KV blocks, {_gib(kv)}: {full} sequences of the full {described.context_length} positions"
+        yield Finding(role, text)
+    needs.append(ModelNeeds(role, folder, device, _weight_bytes(folder, model), kv))
 
 
-def _draft(config: Config) -> Iterator[Finding]:
-    if config.engine.depth == 0 or not drafting.has_worker(config.draft):
-        return
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What config.json tells of a backend: as much as block arithmetic asks of one."""
+
+    context_length: int
+    bytes_per_position: int
+
+    def bytes_per_block(self, block_tokens: int) -> int:
+        """Bytes of KV of one block, all layers together."""
+        return block_tokens * self.bytes_per_position
+
+
+# With any of these, layers differ in what they keep per position, or keep something other than keys and values.
+_IRREGULAR = ("kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "layers_block_type", "attn_type_list")
+
+
+def _described(folder: Path, model: ModelConfig) -> _Described | None:
+    """The KV arithmetic of a model whose layers all keep keys and values alike; None where it takes the model itself.
+
+    Raises ConfigError for a model that is not served, or that names no context length.
+    """
+    import torch
+
+    from specserve.models import _refusals, _rope, loading
+
+    found = loading.load_model_config(folder, model)
+    if loading.backend_of(folder, model) != loading.PAGED:
+        return None
+    _refusals.refuse_unservable(found)
+    context = _rope.served_context(found, model.context_length)
+    layers, heads = getattr(found, "num_hidden_layers", None), getattr(found, "num_attention_heads", None)
+    if not layers or not heads or any(getattr(found, name, None) for name in _IRREGULAR):
+        return None
+    kv_heads = getattr(found, "num_key_value_heads", None) or heads
+    head_dim = getattr(found, "head_dim", None) or found.hidden_size // heads
+    itemsize = cast("torch.dtype", getattr(torch, model.dtype)).itemsize
+    return _Described(context, layers * kv_heads * 2 * head_dim * itemsize)
+
+
+def _weight_bytes(folder: Path, model: ModelConfig) -> int:
+    """Bytes of the weights in the configured dtype, from the shapes that the files name."""
+    import torch
+
+    itemsize = cast("torch.dtype", getattr(torch, model.dtype)).itemsize
+    shapes = [shape for path in folder.glob("*.safetensors") for shape in _shapes(path)]
+    return itemsize * sum(map(prod, shapes))
+
+
+def _shapes(path: Path) -> list[list[int]]:
+    """The shapes of the tensors that a safetensors file names: a length in 8 bytes, then JSON. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return [entry["shape"] for name, entry in found.items() if name != "__metadata__"]
+    except (OSError, ValueError, AttributeError, KeyError, MemoryError, OverflowError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+
+
+def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
+    if config.engine.depth > 0 and drafting.has_worker(config.draft):
+        yield from _model("draft", config.draft.model, config, needs)
+
+
+def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:
+    """Whether the tokenizers agree; nothing when one of the models could not be looked at."""
     from specserve.models import loading, vocabulary
 
-    yield from _model("draft", config.draft.model, config)
-    target = loading.prepare(config.target, lambda _: None, role="target")
-    draft = loading.prepare(config.draft.model, lambda _: None, role="draft")
+    if len(needs) < 2:
+        return
+    target, draft = (need.folder for need in needs)
     widths = [int(loading.read_model_config(folder)["vocab_size"]) for folder in (target, draft)]
     shared = vocabulary.check(target, draft, *widths)
     yield Finding("vocabulary", f"{shared} tokens in common (widths {widths[0]} and {widths[1]})")
 
 
+def _memory(needs: list[ModelNeeds]) -> Iterator[Finding]:
+    """What the workers on this machine's CPUs want together, and each worker on a GPU by itself."""
+    import torch
+
+    shared = [need for need in needs if need.device.type == "cpu"]
+    if shared:
+        yield _room(shared, _machine_memory(), "this machine has")
+    for need in needs:
+        if need.device.type == "cuda":
+            total = torch.cuda.get_device_properties(need.device).total_memory
+            yield _room([need], total, f"{need.device} has")
+
+
+def _room(needs: list[ModelNeeds], have: int, who: str) -> Finding:
+    wanted = sum(need.weights + (need.kv or 0) for need in needs)
+    parts = [f"{need.role} {_gib(need.weights)} weights" + _and_kv(need.kv) for need in needs]
+    text = f"{_gib(wanted)} wanted ({'; '.join(parts)}), {who} {_gib(have)}"
+    if wanted > have:
+        return Finding("memory", f"{text}; lower kv_memory_gib, or use a smaller dtype or model", problem=True)
+    return Finding("memory", text)
+
+
+def _and_kv(kv: int | None) -> str:
+    return " and KV that only the loaded model can tell" if kv is None else f" and {_gib(kv)} KV"
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"
+
+
 def _limits(config: Config) -> Iterator[Finding]:
     engine = config.engine
+    drafts = engine.depth > 0 and config.draft.speculator != drafting.NO_SPECULATOR
+    slots = f"{engine.slot_count} draft slots" if drafts else "no draft slots"
     yield Finding(
         "limits",
         f"{engine.max_requests} requests at once, {engine.queue_limit} waiting, {engine.max_batch_tokens} positions "
-        f"per round, {engine.slot_count} draft slots",
+        f"per round, {slots}",
     )
 
 

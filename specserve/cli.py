@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ from specserve import __version__
 from specserve import config as configs
 from specserve.config import Config
 from specserve.errors import ConfigError, SpecserveError
+
+_ABOUT = "Serve large language models with speculation: a draft model guesses tokens, the target checks them."
+
+_EPILOG = "Start with `specserve serve`, then `specserve chat` in another terminal. `specserve VERB --help` tells more."
 
 Verb = Callable[[argparse.Namespace], int]
 
@@ -32,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="specserve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="specserve", description=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"specserve {__version__}")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
@@ -44,11 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(verb=_serve)
 
     chat = verbs.add_parser("chat", help="chat with a running server in the terminal")
-    chat.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is")
+    chat.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="where the server is; default: http://127.0.0.1:8000"
+    )
     chat.add_argument("--model", help="model name; default: the first one served")
     chat.add_argument("--system", help="system prompt")
     chat.add_argument("--temperature", type=float, help="0 is greedy; default: the server's")
-    chat.add_argument("--max-tokens", type=int, default=512, help="longest answer")
+    chat.add_argument("--max-tokens", type=int, default=512, help="longest answer; default: 512")
     chat.add_argument("--depth", type=int, help="drafted tokens per round; 0 switches speculation off")
     chat.set_defaults(verb=_chat)
 
@@ -56,16 +63,28 @@ def _parser() -> argparse.ArgumentParser:
     _config_arguments(check)
     check.set_defaults(verb=_check)
 
-    bench = verbs.add_parser("bench", help="measure").add_subparsers(required=True, metavar="BENCH")
+    bench = verbs.add_parser("bench", help="measure speed and acceptance, systems side by side").add_subparsers(
+        required=True, metavar="BENCH"
+    )
     compare = bench.add_parser("compare", help="depth 0 against depth k, in process, through Ray, and transformers")
     _config_arguments(compare)
-    compare.add_argument("--concurrency", type=_numbers, default=(1, 8), help="requests at a time, e.g. 1,8")
-    compare.add_argument("--depth", dest="depths", type=_numbers, default=(0, 4), help="depths, e.g. 0,4")
-    compare.add_argument("--systems", type=_names, default=("transformers", "local", "ray"))
-    compare.add_argument("--speculators", type=_names, default=("small_model", "ngram"))
-    compare.add_argument("--prompts", type=int, default=8, help="how many of the shipped prompts")
-    compare.add_argument("--max-tokens", type=int, default=32, help="tokens per answer, exactly")
-    compare.add_argument("--passes", type=int, default=2, help="interleaved repetitions; medians are reported")
+    compare.add_argument("--concurrency", type=_numbers, default=(1, 8), help="requests at a time; default: 1,8")
+    compare.add_argument("--depth", dest="depths", type=_numbers, default=(0, 4), help="depths; default: 0,4")
+    systems = ("transformers", "local", "ray")
+    compare.add_argument(
+        "--systems", type=_names, default=systems, help=f"any of {','.join(systems)}, which is the default"
+    )
+    compare.add_argument(
+        "--speculators",
+        type=_names,
+        default=("small_model", "ngram"),
+        help="in-process speculators to compare, names of files in drafting/; default: small_model,ngram",
+    )
+    compare.add_argument("--prompts", type=int, default=8, help="how many of the shipped prompts; default: 8")
+    compare.add_argument("--max-tokens", type=int, default=32, help="tokens per answer, exactly; default: 32")
+    compare.add_argument(
+        "--passes", type=int, default=2, help="interleaved repetitions; medians are reported; default: 2"
+    )
     compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     compare.set_defaults(verb=_compare)
     _acceptance_arguments(
@@ -73,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     ties = bench.add_parser("ties", help="how often the shape of a batch alone flips a choice of the target")
     _config_arguments(ties)
-    ties.add_argument("--positions", type=int, default=400, help="positions to compare")
+    ties.add_argument("--positions", type=int, default=400, help="positions to compare; default: 400")
     ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     ties.set_defaults(verb=_ties)
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
@@ -82,20 +101,24 @@ def _parser() -> argparse.ArgumentParser:
 
 def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
     _config_arguments(acceptance)
-    acceptance.add_argument("--rules", type=_names, default=(), help="default: all but synthetic")
-    acceptance.add_argument("--temperature", type=_floats, default=(0.0, 0.7, 1.0), help="e.g. 0,0.7,1")
-    acceptance.add_argument("--depth", type=int, default=4, help="drafted tokens per round")
-    acceptance.add_argument("--prompts", type=int, default=8, help="how many of the shipped prompts")
-    acceptance.add_argument("--max-tokens", type=int, default=48, help="tokens per answer, exactly")
+    acceptance.add_argument("--rules", type=_names, default=(), help="rules by name; default: all but synthetic")
+    acceptance.add_argument(
+        "--temperature", type=_floats, default=(0.0, 0.7, 1.0), help="temperatures; default: 0,0.7,1"
+    )
+    acceptance.add_argument("--depth", type=int, default=4, help="drafted tokens per round; default: 4")
+    acceptance.add_argument("--prompts", type=int, default=8, help="how many of the shipped prompts; default: 8")
+    acceptance.add_argument("--max-tokens", type=int, default=48, help="tokens per answer, exactly; default: 48")
     acceptance.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     acceptance.set_defaults(verb=_acceptance)
 
 
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:
-    rules.add_argument("--batch", type=_numbers, default=(1, 8, 64), help="rows, e.g. 1,8,64")
-    rules.add_argument("--depth", type=_numbers, default=(1, 4, 8), help="drafted tokens per row, e.g. 1,4,8")
-    rules.add_argument("--vocab", type=_numbers, default=(32_000, 152_000), help="vocabulary sizes")
-    rules.add_argument("--repeats", type=int, default=5, help="timed passes; medians are reported")
+    rules.add_argument("--batch", type=_numbers, default=(1, 8, 64), help="rows; default: 1,8,64")
+    rules.add_argument("--depth", type=_numbers, default=(1, 4, 8), help="drafted tokens per row; default: 1,4,8")
+    rules.add_argument(
+        "--vocab", type=_numbers, default=(32_000, 152_000), help="vocabulary sizes; default: 32000,152000"
+    )
+    rules.add_argument("--repeats", type=int, default=5, help="timed passes; medians are reported; default: 5")
     rules.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
     rules.set_defaults(verb=_rules)
 
@@ -117,11 +140,17 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes numbers such as 0,4; found {text!r}") from None
 
 
 def _floats(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes numbers such as 0,0.7; found {text!r}") from None
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -158,11 +187,27 @@ def read_config(arguments: argparse.Namespace) -> Config:
     return configs.parse(configs.override({}, overrides), where="command line")
 
 
+def _runnable(arguments: argparse.Namespace) -> Config:
+    """The configuration, refused before anything is loaded where its speculator or the --json file cannot be."""
+    from specserve import drafting, folders
+    from specserve.bench.report import check_json_path
+
+    config = read_config(arguments)
+    known = [drafting.NO_SPECULATOR, *folders.names_in("drafting")]
+    if config.draft.speculator not in known:
+        raise ConfigError(f"no speculator called {config.draft.speculator!r}; there are: {', '.join(known)}")
+    if getattr(arguments, "json", None) is not None:
+        check_json_path(arguments.json)
+    # transformers' own switch; worker processes inherit it. Bars would be drawn over our lines.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return config
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from specserve import logs
     from specserve.cluster.launch import serve_until_stopped
 
-    config = read_config(arguments)
+    config = _runnable(arguments)
     logs.configure(config.log_format)
     serve_until_stopped(config, ray_address=arguments.ray_address)
     return 0
@@ -196,7 +241,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from specserve.bench.compare import Options, compare
     from specserve.bench.report import show, write_json
 
-    config = read_config(arguments)
+    config = _runnable(arguments)
     options = Options(
         depths=arguments.depths,
         concurrency=arguments.concurrency,
@@ -218,7 +263,7 @@ def _acceptance(arguments: argparse.Namespace) -> int:
     from specserve.bench.acceptance import Options, measure
     from specserve.bench.report import show, write_json
 
-    config = read_config(arguments)
+    config = _runnable(arguments)
     options = Options(arguments.rules, arguments.temperature, arguments.depth, arguments.prompts, arguments.max_tokens)
     rows = measure(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
     show(f"{config.served_name}: depth {options.depth}, {options.prompts} prompts × {options.max_tokens} tokens", rows)
@@ -232,7 +277,7 @@ def _ties(arguments: argparse.Namespace) -> int:
     from specserve.bench.report import show, write_json
     from specserve.bench.ties import measure
 
-    config = read_config(arguments)
+    config = _runnable(arguments)
     rows = measure(config, arguments.positions, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
     show(f"{config.served_name}: choices that differ from those of one position at a time", rows)
     if arguments.json is not None:
@@ -241,9 +286,11 @@ def _ties(arguments: argparse.Namespace) -> int:
 
 
 def _rules(arguments: argparse.Namespace) -> int:
-    from specserve.bench.report import show, write_json
+    from specserve.bench.report import check_json_path, show, write_json
     from specserve.bench.rules import Options, measure
 
+    if arguments.json is not None:
+        check_json_path(arguments.json)
     options = Options(arguments.batch, arguments.depth, arguments.vocab, arguments.repeats)
     rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
     show("rules with sparse drafts; ratio is ms in units of reading the logits once", rows)

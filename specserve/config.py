@@ -6,13 +6,18 @@ YAML files use the same names as this tree; units are in the names. What is *der
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class Section(BaseModel):
@@ -158,13 +163,83 @@ def parse(data: object, where: str = "config") -> Config:
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        lines = [f"{where}: {len(error.errors())} problem(s)"]
-        for problem in error.errors()[:10]:
-            place = ".".join(str(part) for part in problem["loc"]) or "(root)"
-            value = problem.get("input")
-            shown = f" (found {value!r})" if not isinstance(value, (dict, BaseModel)) else ""
-            lines.append(f"  {place}: {problem['msg']}{shown}")
+        problems = error.errors()
+        lines = [f"{where}: {len(problems)} problem{'s' if len(problems) > 1 else ''}"]
+        lines += [f"  {_told(problem)}" for problem in problems[:_MOST_PROBLEMS]]
+        if len(problems) > _MOST_PROBLEMS:
+            lines.append(f"  and {len(problems) - _MOST_PROBLEMS} more")
         raise ConfigError("\n".join(lines)) from None
+
+
+def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
+    """Every setting by its dotted name, e.g. `engine.depth`."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from (f"{name}.{below}" for below in setting_names(kind))
+        else:
+            yield name
+
+
+_MOST_PROBLEMS = 10
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "tuple": "a list",
+    "literal": "a word",
+}
+
+_BOUNDS = {
+    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be above {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be below {lt:g}",
+}
+
+
+def _told(problem: ErrorDetails) -> str:
+    """One problem that pydantic found, in a line for people."""
+    place = ".".join(str(part) for part in problem["loc"]) or "(root)"
+    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown setting {place}{_suggestion(place)}"
+    if kind == "model_type":
+        return f"{place} is a section with settings of its own, such as {_example(place)} (found {_shown(value)})"
+    if kind == "value_error":
+        return f"{place}: {context['error']}"
+    if kind in _BOUNDS:
+        return f"{place} {_BOUNDS[kind].format(**context)} (found {_shown(value)})"
+    return _wrong_kind(place, problem)
+
+
+def _wrong_kind(place: str, problem: ErrorDetails) -> str:
+    kind, value = problem["type"], problem["input"]
+    wanted = _KINDS.get(kind.split("_", maxsplit=1)[0])
+    if wanted is None:
+        return f"{place}: {problem['msg']} (found {_shown(value)})"
+    if isinstance(value, dict):
+        return f"{place} is {wanted}, not a section with settings of its own (found {', '.join(map(str, value))})"
+    wanted = f"one of {problem['ctx']['expected']}" if kind == "literal_error" else wanted
+    return f"{place}: expected {wanted} (found {_shown(value)})"
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None else repr(value)
+
+
+def _example(section: str) -> str:
+    return next((name for name in setting_names() if name.startswith(f"{section}.")), "a setting")
+
+
+def _suggestion(place: str) -> str:
+    """The setting that was most likely meant: one of the same last name elsewhere, or one spelt nearly alike."""
+    names = list(setting_names())
+    last = place.rpartition(".")[2]
+    near = [name for name in names if name.rpartition(".")[2] == last] or get_close_matches(place, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def load(path: Path, overrides: dict[str, Any] | None = None) -> Config:

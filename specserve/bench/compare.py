@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from specserve import drafting, folders
 from specserve.bench.prompts import CHATS
 from specserve.bench.report import Row
 from specserve.bench.systems import Http, Local, Outcome, Prompts, System, TransformersGenerate
@@ -43,7 +44,12 @@ class Options:
         """Raise ConfigError for values that cannot be run."""
         unknown = set(self.systems) - set(SYSTEMS)
         if unknown:
-            raise ConfigError(f"no system called {sorted(unknown)}; there are: {', '.join(SYSTEMS)}")
+            raise ConfigError(f"no system called {', '.join(sorted(unknown))}; there are: {', '.join(SYSTEMS)}")
+        known = [drafting.NO_SPECULATOR, *folders.names_in("drafting")]
+        if wrong := sorted(set(self.speculators) - set(known)):
+            raise ConfigError(f"no speculator called {', '.join(wrong)}; there are: {', '.join(known)}")
+        if not self.systems or ("local" in self.systems and not self.speculators):
+            raise ConfigError("--systems and --speculators take at least one name each")
         if not self.depths or min(self.depths) < 0 or not self.concurrency or min(self.concurrency) < 1:
             raise ConfigError("--depth takes numbers from 0, --concurrency numbers from 1")
         if not 1 <= self.prompts <= len(CHATS):
@@ -64,6 +70,8 @@ class Case:
 def compare(config: Config, options: Options, progress: Progress) -> list[Row]:
     """Run everything and return the rows. Raises ConfigError, or the first error of a system."""
     options.check()
+    if (most := max(options.concurrency)) > options.prompts:
+        progress(f"warning: concurrency {most} exceeds the {options.prompts} prompts; no more than those run at once")
     deepest = max(options.depths)
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"depth": deepest})})
     folder = prepare(config.target, progress, role="target")

@@ -76,6 +76,16 @@ def commit() -> str | None:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
+def check_json_path(path: Path) -> None:
+    """Raise ConfigError unless `write_json` could write there; to be asked before anything is measured."""
+    if path.is_dir():
+        raise ConfigError(f"--json takes the name of a file, and {path} is a folder")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: permission denied")
+
+
 def write_json(path: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Write {machine, versions, commit, config, rows}. Raises ConfigError when the file cannot be written."""
     report = {
@@ -86,7 +96,6 @@ def write_json(path: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> No
         "rows": [dict(row) for row in rows],
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -49,7 +49,7 @@ def measure(config: Config, positions: int, progress: Progress) -> list[Row]:
     Raises ConfigError when the target's KV has no room for the texts.
     """
     folder = prepare(config.target, progress, role="target")
-    backend, info = load_backend(config.target, "target", config.engine.block_tokens)
+    backend, info = load_backend(config.target, "target", config.engine)
     prompts = chat_prompts(Tokenizer.load(folder), ROWS)
     count = -(-positions // (ROWS * CHAIN)) * CHAIN
     texts = list(_texts(prompts, count, config.engine.block_tokens))

@@ -1,0 +1,146 @@
+"""The terminal chat against a real server with a tiny model."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+import httpx
+import pytest
+from http_server import serving
+from tiny_models import tiny_llama
+
+from specserve.chat import Chat, server_url
+from specserve.cli import main
+from specserve.errors import ConfigError, SpecserveError, Unavailable
+from specserve.local import LocalEngine
+
+TOO_LONG = "word " * 600
+
+
+class Interrupting(io.StringIO):
+    """A terminal whose user presses Ctrl-C once, after `after` pieces of an answer."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+        return written
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = tiny_llama(tmp_path_factory.mktemp("target"), seed=1)
+    target = {"source": str(folder), "device": "cpu", "kv_blocks": 200}
+    tree = {"model_name": "tiny", "target": target, "draft": {"speculator": "ngram"}, "engine": {"max_requests": 2}}
+    with LocalEngine(tree) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def url(engine):
+    with serving(engine) as url:
+        yield url
+
+
+def talk(monkeypatch, url, *lines, out=None, **options):
+    """What the terminal shows after these lines and the end of input, and the chat."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    shown = io.StringIO() if out is None else out
+    chat = Chat(url, out=shown, temperature=0, max_tokens=24, **options)
+    chat.run()
+    return shown.getvalue(), chat
+
+
+def roles(chat):
+    return [message["role"] for message in chat._messages]
+
+
+def test_an_answer_is_shown_with_its_numbers_and_remembered(monkeypatch, url) -> None:
+    """The answer stands in the history, and the line below it tells tokens and drafts."""
+    shown, chat = talk(monkeypatch, url, "hi")
+    assert roles(chat) == ["user", "assistant"]
+    assert chat._messages[1]["content"] in shown
+    assert "[24 tokens, " in shown
+
+
+def test_an_error_is_told_and_the_chat_goes_on_without_the_failed_message(monkeypatch, url) -> None:
+    """A message over the context is refused by the server; the next one is answered as if it had not been sent."""
+    shown, chat = talk(monkeypatch, url, TOO_LONG, "hi")
+    assert "[not answered: " in shown
+    assert roles(chat) == ["user", "assistant"]
+    assert chat._messages[0]["content"] == "hi"
+    with pytest.raises(SpecserveError):
+        chat.say(TOO_LONG)
+    assert roles(chat) == ["user", "assistant"]
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_prompt(monkeypatch, url) -> None:
+    """What was shown stays as the answer, and the next line is answered."""
+    out = Interrupting(after=4)
+    shown, chat = talk(monkeypatch, url, "hi", "again", out=out)
+    assert "\n[stopped]\n" in shown
+    assert roles(chat) == ["user", "assistant"] * 2
+    assert 0 < len(chat._messages[1]["content"]) < len(chat._messages[3]["content"])
+
+
+def test_ctrl_c_at_the_prompt_says_how_to_end(monkeypatch, url) -> None:
+    """The prompt is only left on purpose."""
+
+    class Pressed(io.StringIO):
+        def readline(self, *size):
+            if not self.tell():
+                self.seek(1)
+                raise KeyboardInterrupt
+            return super().readline(*size)
+
+    monkeypatch.setattr("sys.stdin", Pressed(" hi\n"))
+    shown = io.StringIO()
+    chat = Chat(url, out=shown, max_tokens=4, temperature=0)
+    chat.run()
+    assert "/quit or Ctrl-D ends." in shown.getvalue()
+    assert roles(chat) == ["user", "assistant"]
+
+
+def test_commands_are_answered_and_never_sent(monkeypatch, url) -> None:
+    """/clear forgets all but the system prompt; unknown commands list the known ones; /quit ends."""
+    shown, chat = talk(monkeypatch, url, "hi", "/help", "/clear", "/clera x", "/quit", "never", system="be brief")
+    assert roles(chat) == ["system"]
+    assert "starts over]" in shown
+    assert "there is no command /clera\n" in shown
+    assert shown.count("/quit    ends") == 2
+
+
+def test_the_model_is_checked_before_the_first_prompt(monkeypatch, url, capsys) -> None:
+    """A wrong name is told with the names that are served."""
+    assert main(["chat", "--url", url, "--model", "huge"]) == 1
+    assert "no model called 'huge', but tiny" in capsys.readouterr().err
+    assert "Chatting with tiny" in talk(monkeypatch, url, model="tiny")[0]
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "{}/v1/"])
+def test_addresses_as_people_type_them(url, form) -> None:
+    """The scheme and /v1 may be there or not."""
+    assert Chat(form.format(url)).model() == "tiny"
+    assert Chat(form.format(url.removeprefix("http://"))).model() == "tiny"
+
+
+@pytest.mark.parametrize("wrong", ["ftp://host", "http://", "host:port"])
+def test_what_is_no_address_is_refused(wrong) -> None:
+    """The flag is named."""
+    with pytest.raises(ConfigError, match="--url"):
+        server_url(wrong)
+
+
+def test_no_server_is_told_at_once(url) -> None:
+    """A closed port, and a server that is not OpenAI-compatible."""
+    with pytest.raises(Unavailable, match="is `specserve serve` running"):
+        Chat("127.0.0.1:1").model()
+    assert httpx.get(f"{url}/health").status_code == 200
+    with pytest.raises(SpecserveError, match="/health"):
+        Chat(f"{url}/health").model()

@@ -1,0 +1,122 @@
+"""`specserve check` on tiny models: what it computes is what the workers would find, and each problem is told once."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_models import tiny_llama
+
+from specserve.check import report
+from specserve.cli import main
+from specserve.config import parse
+from specserve.models._worker import load_backend
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return [str(tiny_llama(tmp_path_factory.mktemp(name), seed=seed)) for name, seed in (("target", 1), ("draft", 2))]
+
+
+def config_of(folders, target=(), draft=(), engine=(), **draft_section):
+    target, draft = (
+        {"source": s, "device": "cpu"} | dict(own) for s, own in zip(folders, (target, draft), strict=True)
+    )
+    tree = {"target": target, "draft": {"model": draft} | draft_section, "engine": dict(engine), "server": {"port": 0}}
+    return parse(tree)
+
+
+def lines(config, topic=""):
+    return [str(finding) for finding in report(config) if finding.topic.startswith(topic)]
+
+
+def problems(config):
+    return [str(finding) for finding in report(config) if finding.problem]
+
+
+def test_blocks_are_those_that_the_worker_allocates(folders) -> None:
+    """The arithmetic from config.json equals that of the loaded backend."""
+    config = config_of(folders, target={"kv_memory_gib": 0.01})
+    _, info = load_backend(config.target, "target", config.engine)
+    told = lines(config, "target")
+    assert f"{info.blocks} KV blocks" in told[1]
+    assert "MiB on disk, as float32" in told[0]
+    assert problems(config) == []
+
+
+def test_kv_that_cannot_hold_one_context_is_a_problem(folders) -> None:
+    """The same words as at start, for target and draft, each once."""
+    config = config_of(folders, target={"kv_blocks": 3}, draft={"kv_memory_gib": 0.0001})
+    found = problems(config)
+    assert [line.split()[1] for line in found] == ["target", "draft"]
+    assert "kv_blocks gives 3 KV blocks" in found[0]
+    assert problems(config_of(folders, target={"kv_blocks": 3, "context_length": 48})) == []
+
+
+def test_memory_counts_weights_in_their_dtype_and_both_kvs(folders) -> None:
+    """bfloat16 halves the weights; more than the machine has is a problem."""
+    full = lines(config_of(folders), "memory")[0]
+    half = lines(config_of(folders, target={"dtype": "bfloat16"}, draft={"dtype": "bfloat16"}), "memory")[0]
+    size = float(full.split("target ")[1].split()[0])
+    assert float(half.split("target ")[1].split()[0]) == pytest.approx(size / 2, abs=0.1)
+    assert full.count("1.0 GiB KV") == 2
+    (found,) = problems(config_of(folders, target={"kv_memory_gib": 1_000_000}))
+    assert "1000001.0 GiB wanted" in found
+
+
+def test_a_missing_model_is_told_once_and_never_under_the_other_role(folders) -> None:
+    """The draft is still looked at, and tokenizers that cannot be compared are no second problem."""
+    (found,) = problems(config_of(["/no/target", folders[1]]))
+    assert found.startswith("✗ target ")
+    assert len(lines(config_of(["/no/target", folders[1]]), "draft")) == 2
+    (found,) = problems(config_of([folders[0], "/no/draft"]))
+    assert found.startswith("✗ draft ")
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_an_unknown_speculator_is_told_once(folders, depth) -> None:
+    """At depth 0 too, where the server would refuse it as well."""
+    (found,) = problems(config_of(folders, speculator="guess", engine={"depth": depth}))
+    assert found.startswith("✗ speculator")
+
+
+def test_rules_are_those_of_the_verifier(folders) -> None:
+    """A file of the room that is no rule is refused, lossy rules say so."""
+    for wrong in ("bookkeeping", "verifier", "guess"):
+        (found,) = problems(config_of(folders, engine={"rule": wrong}))
+        assert found.startswith("✗ rule")
+        assert "rejection" in found
+    assert "lossy" in lines(config_of(folders, engine={"rule": "typical"}), "rule")[0]
+    assert "(lossless)" in lines(config_of(folders), "rule")[0]
+
+
+def test_a_rule_without_its_configuration_is_a_problem(folders) -> None:
+    """A configuration that was built in code, past the parser, is checked too."""
+    config = config_of(folders)
+    engine = config.engine.model_copy(update={"rule": "synthetic"})
+    (found,) = problems(config.model_copy(update={"engine": engine}))
+    assert found.startswith("✗ rule")
+
+
+@pytest.mark.parametrize("tree", [{"speculator": "none"}, {"engine": {"depth": 0}}])
+def test_plain_decoding_has_no_draft_and_no_slots(folders, tree) -> None:
+    """Neither with no speculator nor at depth 0."""
+    config = config_of(folders, **tree)
+    assert "plain decoding" in lines(config, "speculator")[0]
+    assert "no draft slots" in lines(config, "limits")[0]
+    assert lines(config, "draft") == []
+
+
+def test_the_command_fails_when_something_cannot_work(folders, capsys) -> None:
+    """Exit status 1 and a ✗; 0 without."""
+    models = ["--target", folders[0], "--draft", folders[1], "--set", "server.port=0"]
+    assert main(["check", *models]) == 0
+    assert "✗" not in capsys.readouterr().out
+    assert main(["check", *models, "--set", "target.kv_blocks=1"]) == 1
+    assert capsys.readouterr().out.count("✗") == 1
+
+
+def test_a_damaged_weights_file_is_a_problem(folders, tmp_path) -> None:
+    """One that no header can be read from."""
+    folder = tiny_llama(tmp_path / "damaged", seed=3)
+    next(folder.glob("*.safetensors")).write_bytes(b"\xff" * 64)
+    (found,) = problems(config_of([str(folder), folders[1]]))
+    assert "cannot read" in found

@@ -1,0 +1,80 @@
+"""What a wrong configuration is told, and the table of settings in the README."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specserve.config import Config, override, parse, setting_names
+from specserve.errors import ConfigError
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def at(tree, dotted):
+    for part in dotted.split("."):
+        tree = tree[part]
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("engine.dept", 1, "unknown setting engine.dept; did you mean engine.depth?"),
+        ("depth", 1, "unknown setting depth; did you mean engine.depth?"),
+        ("draft.model.kv_block", 1, "did you mean draft.model.kv_blocks?"),
+        ("zebra", 1, "unknown setting zebra"),
+        ("engine.depth", "deep", "engine.depth: expected a whole number (found 'deep')"),
+        ("engine.depth", 1.5, "engine.depth: expected a whole number (found 1.5)"),
+        ("engine.depth", None, "engine.depth: expected a whole number (found nothing)"),
+        ("engine.depth", -1, "engine.depth must be at least 0 (found -1)"),
+        ("engine.depth", 99, "engine.depth must be at most 64 (found 99)"),
+        ("engine.depth.x", 1, "engine.depth is a whole number, not a section with settings of its own (found x)"),
+        ("engine", 5, "engine is a section with settings of its own, such as engine.depth (found 5)"),
+        ("engine.draft_wait_s", "long", "engine.draft_wait_s: expected a number (found 'long')"),
+        ("engine.draft_wait_s", 0, "engine.draft_wait_s must be above 0 (found 0)"),
+        ("engine.synthetic_acceptance", 3, "expected a list (found 3)"),
+        ("engine.max_requests", 600, "engine: max_batch_tokens 512 can never hold max_requests 600"),
+        ("target.dtype", "f8", "target.dtype: expected one of 'float32', 'bfloat16' or 'float16' (found 'f8')"),
+        ("target.source", 3, "target.source: expected text (found 3)"),
+        ("target.trust_remote_code", "maybe", "expected true or false (found 'maybe')"),
+    ],
+)
+def test_a_wrong_setting_is_told_in_words(name, value, told) -> None:
+    """Its dotted name, what was expected, what was found; a near name where there is one."""
+    with pytest.raises(ConfigError) as caught:
+        parse(override({}, {name: value}), where="here")
+    assert caught.value.message.startswith("here: 1 problem\n")
+    assert told in caught.value.message
+    assert ("did you mean" in caught.value.message) == ("did you mean" in told)
+
+
+def test_every_problem_is_told_up_to_a_limit() -> None:
+    """Ten lines, then how many more."""
+    with pytest.raises(ConfigError) as caught:
+        parse({f"zebra{number}": 1 for number in range(12)})
+    assert caught.value.message.splitlines()[0] == "config: 12 problems"
+    assert caught.value.message.splitlines()[-1] == "  and 2 more"
+
+
+def test_setting_names_are_all_leaves_of_the_tree() -> None:
+    """Every name leads to a value that is no section, and none is left out."""
+    tree = Config().model_dump()
+
+    def leaves(part, prefix=""):
+        for name, value in part.items():
+            yield from leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
+
+    assert list(setting_names()) == list(leaves(tree))
+
+
+def test_the_readme_table_of_settings_is_true() -> None:
+    """Each row's name is a setting, and its default is the one in the code."""
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]*)` \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    tree = Config().model_dump(mode="json")
+    assert len(rows) >= 20
+    assert {name: yaml.safe_load(default) for name, default in rows} == {name: at(tree, name) for name, _ in rows}
+    assert {name for name, _ in rows} <= set(setting_names())
