@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve import config as configs
@@ -23,11 +23,14 @@ from specserve.text import Tokenizer
 from specserve.transport import Channel, Mailbox, PeerLost
 from specserve.transport.messages import Deltas
 from specserve.transport.socket import Address, Endpoint, Heart
-from specserve.types import Delta, Health, ModelCard, WorkerInfo
+from specserve.types import Delta, Failure, Health, ModelCard, WorkerInfo
 
 log = logging.getLogger(__name__)
 
 _ROLES = frozenset({TARGET, DRAFT})
+
+_CLEAN_END_S = 5.0
+_SENDING_S = 0.25  # for the last words to leave; a channel that closes drops what it still holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class CoordinatorActor:
         self._engine: Engine | None = None
         self._loop: Loop | None = None
         self._card: ModelCard | None = None
+        self._stopping = False
 
     def accept(self, role: str, life: int) -> Address | None:
         """Where a worker of this role and life may send to; None for the ray transport."""
@@ -105,7 +109,11 @@ class CoordinatorActor:
         return self._endpoint.accept(role, life)
 
     def start(self, target: Joined, draft: Joined | None) -> ModelCard:
-        """Make the engine and begin to serve. Raises ConfigError when the workers' limits do not fit."""
+        """Make the engine and begin to serve. Raises ConfigError when the workers' limits do not fit.
+
+        An engine that is here already, in a process that was given up but lives on, ends first.
+        """
+        self._end_engine("the coordinator was started anew")
         folder = prepare(self._config.target, log.info, role="target")
         if draft is not None:
             draft_folder = prepare(self._config.draft.model, log.info, role="draft")
@@ -170,10 +178,24 @@ class CoordinatorActor:
             raise Unavailable("the coordinator is starting")
         return self._loop, self._engine
 
+    def _end_engine(self, reason: str) -> None:
+        """Tell every open request why it ends, then end the loop."""
+        if self._loop is None or self._engine is None:
+            return
+        loop, engine = self._loop, self._engine
+        self._loop = self._engine = None
+        try:
+            loop.call(lambda: engine.abandon(reason)).result(timeout=_CLEAN_END_S)
+        except TimeoutError:
+            log.warning("the engine's loop does not answer; its requests end without a word")
+        loop.stop()
+
     def _deliver(self, owner: str, deltas: tuple[Delta, ...]) -> None:
         link = self._ingresses.get(owner)
         if link is None:
             return
+        if self._stopping:
+            deltas = tuple(map(_as_unavailable, deltas))
         try:
             link.send(deltas)
         except ChannelError as error:
@@ -215,9 +237,17 @@ class CoordinatorActor:
         loop.call(engine.drain).result()
 
     def stop(self) -> None:
-        """End the loop and every thread. The actor is of no use afterwards."""
-        if self._loop is not None:
-            self._loop.stop()
+        """End what is still open with a failure, then the loop and every thread. The actor is of no use afterwards."""
+        self._stopping = True
+        self._end_engine("the server is shutting down")
+        time.sleep(_SENDING_S)
         for link in self._ingresses.values():
             link.close()
         self._endpoint.close()
+
+
+def _as_unavailable(delta: Delta) -> Delta:
+    """The end of the server is nobody's mistake: clients are told that another try elsewhere makes sense."""
+    if delta.failure is None:
+        return delta
+    return replace(delta, failure=Failure(Unavailable.status, Unavailable.code, delta.failure.message))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -10,30 +11,41 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 import ray
 from ray import serve
 from rich.console import Console
 
+from specserve import drafting, folders
 from specserve.cluster.deploy import APP_NAME, PIPELINE, application
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
 from specserve.config import Config
 from specserve.errors import ConfigError
+from specserve.models.loading import prepare
+
+log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
 _DRAIN_S = 10.0
+_STOP_S = 15.0
 
 
 def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError when the deployment cannot start, in words."""
     config = with_port(config)
     stopping = threading.Event()
+    with _own_stdout() as out, _signals(stopping):
+        check_config(config, models_here=ray_address is None)
+        if not stopping.is_set():
+            _serve(config, stopping, ray_address, out)
+
+
+def _serve(config: Config, stopping: threading.Event, ray_address: str | None, out: TextIO) -> None:
     # Ray replaces signal handlers when it starts, so ours go in once more behind it.
     with (
-        _own_stdout() as out,
-        _signals(stopping),
         _ray(ray_address),
         _signals(stopping),
         deployed(config, stopping, _Display(), own_ray=ray_address is None) as up,
@@ -42,6 +54,21 @@ def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> No
             _banner(config, out)
             stopping.wait()
             drain()
+
+
+def check_config(config: Config, *, models_here: bool) -> None:
+    """Raise ConfigError for what can be told at once, before anything is started. Builds and converts nothing.
+
+    models_here: the workers will run on this machine, so the models must be here.
+    """
+    with_draft = drafting.has_worker(config.draft) and config.engine.depth > 0
+    rules = folders.names_in("verification")
+    if config.engine.rule not in rules:
+        raise ConfigError(f"no rule called {config.engine.rule!r}; there are: {', '.join(rules)}")
+    for model in [config.target] + ([config.draft.model] if with_draft else []):
+        # `demo` and .gguf files may take long to prepare: that is the workers' task.
+        if models_here and model.source != "demo" and not Path(model.source).expanduser().is_file():
+            prepare(model, log.info)
 
 
 def with_port(config: Config) -> Config:
@@ -79,18 +106,29 @@ def deployed(
     At the end the application is deleted, and on a Ray of our own Serve is shut down too.
     """
     _quiet_logs()
+    if stopping.is_set():
+        yield False
+        return
     http = {"host": config.server.host, "port": config.server.port}
     serve.start(http_options=http, logging_config={"enable_access_log": False, "log_level": "WARNING"})
     try:
-        target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
-        serve.run_many([target], wait_for_applications_running=False)
-        yield _wait(config, stopping, display or _Display(quiet=True))
+        with contextlib.nullcontext() if stopping.is_set() else _application(config):
+            yield not stopping.is_set() and _wait(config, stopping, display or _Display(quiet=True))
     finally:
-        with contextlib.suppress(Exception):
-            _pipeline().stop.remote().result(timeout_s=_DRAIN_S)
-        serve.delete(APP_NAME)
         if own_ray:
             serve.shutdown()
+
+
+@contextlib.contextmanager
+def _application(config: Config) -> Iterator[None]:
+    target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
+    try:
+        serve.run_many([target], wait_for_applications_running=False)
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            _pipeline().stop.remote().result(timeout_s=_STOP_S)
+        serve.delete(APP_NAME)
 
 
 @contextlib.contextmanager
@@ -100,6 +138,7 @@ def running(config: Config) -> Iterator[tuple[str, Config]]:
     Raises ConfigError when the deployment cannot start, in words.
     """
     config = with_port(config)
+    check_config(config, models_here=True)
     with _own_stdout(), local_ray(), deployed(config, threading.Event()):
         yield f"http://{config.server.host}:{config.server.port}", config
 
@@ -118,7 +157,9 @@ def _wait(config: Config, stopping: threading.Event, display: _Display) -> bool:
             if app is not None and app.status == "RUNNING":
                 return True
             if app is not None and app.status == "DEPLOY_FAILED":
-                raise ConfigError(f"the application did not start: {app.message}")
+                state = pipeline_state()
+                own = None if state is None else state.failure
+                raise ConfigError(own or f"the application did not start: {app.message}")
             if time.monotonic() > deadline_s:
                 raise ConfigError(f"not ready after cluster.start_timeout_s = {config.cluster.start_timeout_s:g} s")
     return False
@@ -142,11 +183,21 @@ def drain() -> None:
     with contextlib.suppress(Exception):
         _pipeline().drain.remote().result(timeout_s=2)
     deadline_s = time.monotonic() + _DRAIN_S
+    told = False
     while time.monotonic() < deadline_s:
         state = pipeline_state()
         if state is None or state.health.running + state.health.waiting == 0:
             return
+        if not told:
+            told = True
+            _tell(f"draining {state.health.running + state.health.waiting} request(s), up to {_DRAIN_S:g} s")
         time.sleep(_POLL_S)
+
+
+def _tell(line: str) -> None:
+    """A line to the terminal, also from a signal handler, where a buffered stream may be in the middle of another."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())
 
 
 class _Display:
@@ -174,7 +225,7 @@ class _Display:
         if self._status is not None:
             self._status.update(text)
         else:
-            self._console.print(text, markup=False, highlight=False)
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -188,7 +239,8 @@ def _banner(config: Config, out: TextIO) -> None:
     host, port = config.server.host, config.server.port
     shown = f"[{host}]" if ":" in host else host
     shown = "127.0.0.1" if host == "0.0.0.0" else shown
-    body = f'{{"model": "{config.served_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    asked = {"model": config.served_name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100}
+    body = json.dumps(asked, ensure_ascii=False)
     for line in (
         f"specserve serves {config.served_name} on http://{shown}:{port}/v1  (stop with Ctrl-C)",
         f"drafts: {config.draft.speculator}, depth {config.engine.depth}, rule {config.engine.rule}",
@@ -205,6 +257,7 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
         if stopping.is_set():
             raise KeyboardInterrupt
         stopping.set()
+        _tell("stopping (Ctrl-C again to force)")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import ray
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024  # objects carry control messages only
 _PATIENCE_S = 5.0
+_PREFIX = "sps-"
+_OWNER = "owner"  # who made a folder: process number, start time, namespace of process numbers
 
 # Keeps other users of this machine out, and a token file in the home folder alone. Ray reads it once per process.
 _TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
@@ -43,7 +46,8 @@ def logical_cpus() -> int:
 @contextlib.contextmanager
 def local_ray() -> Iterator[None]:
     """Start Ray and, at the end, see that every process and file of it is gone."""
-    folder = tempfile.mkdtemp(prefix="sps-")
+    remove_orphans()
+    folder = _own_folder()
     before = processes.descendants()
     started: set[processes.Process] = set()
     variables: dict[str, str | None] = _QUIET | {"TMPDIR": _below(folder, "t"), "RAY_AUTH_TOKEN": _TOKEN}
@@ -62,6 +66,32 @@ def local_ray() -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
         if left:
             log.error("could not end processes %s", sorted(process.pid for process in left))
+
+
+def _own_folder() -> str:
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    me = processes.current()
+    if me is not None:
+        Path(folder, _OWNER).write_text(f"{me.pid} {me.started} {_pid_namespace()}", encoding="ascii")
+    return folder
+
+
+def remove_orphans() -> None:
+    """Remove the folders that killed launchers of this user left. What has no readable owner file is left alone."""
+    if processes.current() is None:
+        return
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            if owner.lstat().st_uid != os.getuid() or owner.parent.is_symlink():
+                continue
+            pid, started, namespace = owner.read_text(encoding="ascii").split()
+            if namespace == _pid_namespace() and not processes.Process(int(pid), started).alive():
+                shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _pid_namespace() -> str:
+    """Containers may share the temporary folder, but not the numbers of their processes."""
+    return os.readlink("/proc/self/ns/pid")
 
 
 def _below(folder: str, name: str) -> str:

@@ -88,7 +88,9 @@ class Pipeline:
     async def check_health(self) -> None:
         """Serve replaces this replica, and with it the whole pipeline, when this raises."""
         # A start that failed would fail again; the launcher and the ingress tell why.
-        if self._served and self._failure is not None:
+        if not self._served:
+            return
+        if self._failure is not None:
             raise Unavailable(self._failure)
         if self._supervisor is not None:
             self._supervisor.check()

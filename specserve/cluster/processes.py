@@ -27,6 +27,12 @@ class Process:
         return found is not None and found[1] == self.started and found[2] != "Z"
 
 
+def current() -> Process | None:
+    """This process; None where the system has no /proc."""
+    found = _stat(os.getpid())
+    return None if found is None else Process(os.getpid(), found[1])
+
+
 def descendants(pid: int | None = None) -> set[Process]:
     """All processes below `pid` (this process by default), at any depth."""
     children = defaultdict(list)

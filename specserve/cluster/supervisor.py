@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from specserve.cluster.actors import CONTROL, WORKER_ACTORS, WorkerState
+from specserve.cluster.calls import or_none, result, state_of
 from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorState, Joined
 from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement
 from specserve.config import Config, ModelConfig
@@ -27,11 +28,10 @@ from specserve.types import Health, ModelCard, WorkerInfo
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-_STATE_TIMEOUT_S = 10.0
+_CALL_TIMEOUT_S = 60.0  # a worker answers between two batches
 _RETRY_S = 0.5
 _STALL_S = 60.0
-
-T = TypeVar("T")
+_FIRST_LOADS = 3
 
 
 @dataclass(slots=True)
@@ -44,7 +44,13 @@ class _Member:
     info: WorkerInfo | None = None
     pid: int = 0
     progress: str = "starting"
+    look: asyncio.Task[None] | None = None
     recovery: asyncio.Task[None] | None = None
+
+    @property
+    def recovering(self) -> bool:
+        """A recovery that failed counts: it is not tried again, all of the pipeline is replaced (see `check`)."""
+        return self.recovery is not None and (not self.recovery.done() or self.recovery.exception() is not None)
 
 
 @dataclass(slots=True)
@@ -79,22 +85,47 @@ class Supervisor:
         for role in self._placement.roles:
             if role != COORDINATOR:
                 self._members[role] = _Member(role, self._create_worker(role))
-        await asyncio.gather(*(self._load(member) for member in self._members.values()))
+        await self._load_first()
         await self._check_vocabularies()
         await self._begin()
+
+    async def _load_first(self) -> None:
+        timeout_s = self._config.cluster.start_timeout_s
+        loads = asyncio.gather(*(self._load_surviving(member) for member in self._members.values()))
+        try:
+            await asyncio.wait_for(loads, timeout_s)
+        except TimeoutError:
+            raise ConfigError(f"the models were not loaded within cluster.start_timeout_s = {timeout_s:g} s") from None
+
+    async def _load_surviving(self, member: _Member) -> None:
+        """Load, again if the process dies meanwhile. Raises ConfigError when it always does."""
+        for _ in range(_FIRST_LOADS):
+            try:
+                await self._load(member)
+                return
+            except RayActorError as error:
+                log.warning("the %s worker died while loading: %s", member.role, error)
+                member.progress = "restarting after its process died"
+            await self._returned(member)
+        raise ConfigError(f"the {member.role} worker died while loading, {_FIRST_LOADS} times (out of memory?)")
+
+    async def _returned(self, member: _Member) -> None:
+        deadline_s = time.monotonic() + _CALL_TIMEOUT_S
+        while await self._worker_state(member) is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(_RETRY_S)
 
     async def _check_vocabularies(self) -> None:
         """The workers may live on different hosts, so their vocabularies are compared here, token by token."""
         if DRAFT in self._members:
-            handles = [self._members[role].handle for role in (TARGET, DRAFT)]
-            target, draft = await asyncio.gather(*(_result(handle.vocabulary.remote()) for handle in handles))
+            calls = [self._members[role].handle.vocabulary.remote() for role in (TARGET, DRAFT)]
+            target, draft = await asyncio.gather(*(result(call, _CALL_TIMEOUT_S) for call in calls))
             require_same(target, draft, self._config.target.source, self._config.draft.model.source)
 
     async def _place(self) -> PlacementGroup:
         group = placement_group(list(self._placement.bundles), strategy=self._placement.strategy)
         timeout_s = self._config.cluster.start_timeout_s
         try:
-            await asyncio.wait_for(_result(group.ready()), timeout_s)
+            await asyncio.wait_for(result(group.ready()), timeout_s)
         except TimeoutError:
             remove_placement_group(group)
             raise ConfigError(
@@ -136,13 +167,25 @@ class Supervisor:
         return (tree,)
 
     async def _load(self, member: _Member) -> None:
-        loading = asyncio.ensure_future(_result(member.handle.load.remote()))
-        while not loading.done():
-            await asyncio.wait([loading], timeout=POLL_S)
-            state = await self._worker_state(member)
-            if state is not None:
-                member.pid, member.progress = state.pid, state.progress
-        member.info = await loading
+        loading = asyncio.ensure_future(result(member.handle.load.remote()))
+        try:
+            while not loading.done():
+                await asyncio.wait([loading], timeout=POLL_S)
+                state = await self._worker_state(member)
+                if state is not None:
+                    member.pid, member.progress = state.pid, state.progress
+            member.info = await loading
+        finally:
+            loading.cancel()
+
+    async def _load_again(self, member: _Member) -> None:
+        """Load in a process that may be stuck, which is then replaced. A process that only paused keeps its model."""
+        await state_of(member.handle)
+        timeout_s = self._config.cluster.start_timeout_s
+        try:
+            await asyncio.wait_for(self._load(member), timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"the {member.role} worker did not load within {timeout_s:g} s") from None
 
     async def _begin(self) -> None:
         """Join the workers to an empty coordinator and let it serve."""
@@ -150,13 +193,17 @@ class Supervisor:
         for member in self._members.values():
             member.life = life
         joined = {role: await self._join(member) for role, member in self._members.items()}
-        self._card = await _result(self._coordinator.start.remote(joined[TARGET], joined.get(DRAFT)))
-        state: CoordinatorState = await _result(self._coordinator.state.remote())
+        start = self._coordinator.start.remote(joined[TARGET], joined.get(DRAFT))
+        self._card = await result(start, self._config.cluster.start_timeout_s)
+        state: CoordinatorState = await result(self._coordinator.state.remote(), _CALL_TIMEOUT_S)
         self._coordinator_pid, self._health = state.pid, state.health
+        # Nothing could go on while there was nothing to serve with.
+        self._stall = _Stall()
 
     async def _join(self, member: _Member) -> Joined:
-        address = await _result(self._coordinator.accept.remote(member.role, member.life))
-        back: Address | None = await _result(member.handle.connect.remote(address, member.life))
+        address = await result(self._coordinator.accept.remote(member.role, member.life), _CALL_TIMEOUT_S)
+        connect = member.handle.connect.remote(address, member.life)
+        back: Address | None = await result(connect, _CALL_TIMEOUT_S)
         assert member.info is not None
         return Joined(member.info, member.life, back, member.handle)
 
@@ -166,7 +213,7 @@ class Supervisor:
         """Poll for ever; start a recovery for whatever is found lost."""
         while True:
             await asyncio.sleep(POLL_S)
-            state = await self._coordinator_state()
+            state: CoordinatorState | None = await state_of(self._coordinator)
             if state is not None and state.health.status == "dead":
                 # Its books are void; a fresh process starts with empty ones.
                 ray.kill(self._coordinator, no_restart=False)
@@ -177,15 +224,25 @@ class Supervisor:
             self._health = state.health
             self._note_progress(state)
             for member in self._members.values():
-                await self._watch_member(member, state)
+                self._watch_member(member, state)
 
-    async def _watch_member(self, member: _Member, state: CoordinatorState) -> None:
-        if member.recovery is not None and not member.recovery.done():
+    def _watch_member(self, member: _Member, state: CoordinatorState) -> None:
+        """Without waiting: a worker that is stuck must not keep the coordinator from being watched."""
+        if member.recovering:
             return
-        worker = await self._worker_state(member)
+        if member.role in state.lost:
+            member.recovery = asyncio.create_task(self._recover(member))
+        elif member.look is None:
+            member.look = asyncio.create_task(self._look(member))
+        elif member.look.done():
+            member.look.result()
+            member.look = None
+
+    async def _look(self, member: _Member) -> None:
+        worker: WorkerState | None = await state_of(member.handle)
         if worker is not None:
             member.pid, member.progress = worker.pid, worker.progress
-        if member.role in state.lost or worker is None or not worker.loaded:
+        if (worker is None or not worker.loaded) and not (member.recovering or self._recovering):
             member.recovery = asyncio.create_task(self._recover(member))
 
     async def _recover(self, member: _Member) -> None:
@@ -193,10 +250,10 @@ class Supervisor:
         deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
         while time.monotonic() < deadline_s:
             try:
-                await self._load(member)
+                await self._load_again(member)
                 member.life += 1
                 joined = await self._join(member)
-                await _result(self._coordinator.attach.remote(member.role, joined))
+                await result(self._coordinator.attach.remote(member.role, joined), _CALL_TIMEOUT_S)
                 log.warning("the %s worker is back (life %d)", member.role, member.life)
                 return
             except (RayActorError, SpecserveError) as error:
@@ -208,22 +265,30 @@ class Supervisor:
         log.warning("the coordinator is lost; bringing it back")
         self._health = Health("starting", "the coordinator is being restarted")
         self._recovering = True
+        self._cancel_tasks()  # every worker is joined anew below
         deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
         while time.monotonic() < deadline_s:
             try:
-                await asyncio.gather(*(self._load(member) for member in self._members.values()))
+                await asyncio.gather(*(self._load_again(member) for member in self._members.values()))
                 await self._begin()
                 self._recovering = False
                 return
             except (RayActorError, SpecserveError):
                 await asyncio.sleep(_RETRY_S)
+                await state_of(self._coordinator)
         raise Unavailable("the coordinator did not come back")
 
-    async def _coordinator_state(self) -> CoordinatorState | None:
-        return await _or_none(self._coordinator.state.remote())
+    def _cancel_tasks(self) -> None:
+        for member in self._members.values():
+            if member.look is not None:
+                member.look.cancel()
+                member.look = None
+            if member.recovery is not None and not member.recovery.done():
+                member.recovery.cancel()
+                member.recovery = None
 
     async def _worker_state(self, member: _Member) -> WorkerState | None:
-        return await _or_none(member.handle.state.remote())
+        return await or_none(member.handle.state.remote())
 
     def _note_progress(self, state: CoordinatorState) -> None:
         idle = state.health.running == 0 or any(
@@ -259,49 +324,34 @@ class Supervisor:
 
     async def connect_ingress(self, ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
         """Hand an ingress on to the coordinator."""
-        answer: tuple[Address, ModelCard] = await _result(self._coordinator.connect_ingress.remote(ingress_id, address))
+        answer: tuple[Address, ModelCard] = await result(
+            self._coordinator.connect_ingress.remote(ingress_id, address), _CALL_TIMEOUT_S
+        )
         return answer
 
     async def metrics(self) -> str:
         """The coordinator's metrics."""
-        text: str = await _result(self._coordinator.metrics.remote())
+        text: str = await result(self._coordinator.metrics.remote(), _CALL_TIMEOUT_S)
         return text
 
     async def drain(self) -> None:
         """Take no new requests."""
-        await _result(self._coordinator.drain.remote())
+        await result(self._coordinator.drain.remote(), _CALL_TIMEOUT_S)
 
     async def stop(self) -> None:
         """End the children and give the bundles back. Idempotent."""
+        self._cancel_tasks()
         handles = [member.handle for member in self._members.values()]
         calls = [handle.disconnect.remote() for handle in handles]
         if self._coordinator is not None:
             handles.append(self._coordinator)
             calls.append(self._coordinator.stop.remote())
-        await asyncio.gather(*(_or_none(call) for call in calls))
+        await asyncio.gather(*(or_none(call) for call in calls))
         for handle in handles:
             ray.kill(handle, no_restart=True)
         if self._group is not None:
             remove_placement_group(self._group)
         self._members, self._coordinator, self._group = {}, None, None
-
-
-async def _result(reference: Awaitable[T]) -> T:
-    """The result of an actor call; an error that the actor raised on purpose comes as it was raised."""
-    try:
-        return await reference
-    except RayTaskError as error:
-        if isinstance(error.cause, SpecserveError):
-            raise error.cause from None
-        raise
-
-
-async def _or_none(reference: Awaitable[T]) -> T | None:
-    """The result, or None when the actor is away or does not answer."""
-    try:
-        return await asyncio.wait_for(_result(reference), _STATE_TIMEOUT_S)
-    except (RayActorError, TimeoutError, SpecserveError):
-        return None
 
 
 def _all_cores() -> int:

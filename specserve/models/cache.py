@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
@@ -45,10 +46,17 @@ def built_once(name: str, build: Callable[[Path], None]) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{final}.lock", timeout=LOCK_WAIT_S):
             if not final.is_dir():
+                _remove_stale(final)
                 _build_and_rename(final, build)
     except OSError as error:  # filelock's Timeout is one, too
         raise ConfigError(f"cannot write the model cache {final}: {error}; set SPECSERVE_CACHE elsewhere") from None
     return final
+
+
+def _remove_stale(final: Path) -> None:
+    """What processes left that were killed while they built. The caller holds the lock, so nobody builds now."""
+    for left in final.parent.glob(f"{glob.escape(final.name)}.partial-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _build_and_rename(final: Path, build: Callable[[Path], None]) -> None:

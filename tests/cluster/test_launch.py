@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import httpx
 import pytest
 
+import specserve.config as configs
 from specserve.app import build
+from specserve.cluster import launch
 from specserve.cluster.processes import descendants
 from specserve.config import Config
 from specserve.errors import ConfigError
@@ -55,3 +60,54 @@ def test_builder_refuses_unknown_keys():
 def test_builder_makes_an_application():
     """The builder needs no running Ray and binds pipeline and ingress."""
     assert type(build({})).__name__ == "Application"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target.source": "/no/such/model"}, "there is no model"),
+        ({"draft.model.source": "/no/such/model"}, "there is no model"),
+        ({"draft.speculator": "oracle"}, "oracle"),
+        ({"engine.rule": "hope"}, "no rule called 'hope'"),
+        ({"engine.rule": "verifier"}, "no rule called"),
+    ],
+)
+def test_what_can_be_told_at_once_is_refused_before_ray_starts(settings, said, monkeypatch):
+    """A missing folder, an unknown speculator or rule never reaches Ray."""
+    monkeypatch.setattr(launch, "_ray", lambda address: pytest.fail("Ray was started"))
+    config = configs.parse(configs.override({}, settings | {"server.port": 0}))
+    with pytest.raises(ConfigError, match=said):
+        launch.serve_until_stopped(config)
+
+
+def test_models_of_a_given_cluster_may_be_elsewhere(tmp_path):
+    """With a Ray address the folders are on its nodes; a draft that is never used is not looked at."""
+    config = configs.parse(configs.override({}, {"target.source": "/no/such/model"}))
+    launch.check_config(config, models_here=False)
+    unused = configs.parse(configs.override({}, {"draft.model.source": "/no/such/model", "engine.depth": 0}))
+    launch.check_config(unused, models_here=True)
+
+
+def test_told_to_stop_before_ray_nothing_is_started(config, monkeypatch, capfd):
+    """A signal during the checks ends the command in order, says so, and starts no Ray."""
+    monkeypatch.setattr(launch, "_ray", lambda address: pytest.fail("Ray was started"))
+    monkeypatch.setattr(launch, "check_config", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    launch.serve_until_stopped(config)
+    assert "stopping (Ctrl-C again to force)" in capfd.readouterr().err
+
+
+def test_told_to_stop_before_serve_nothing_is_deployed(config):
+    """`deployed` yields False and needs no Ray when it was told to stop before."""
+    stopping = threading.Event()
+    stopping.set()
+    with launch.deployed(config, stopping) as up:
+        assert up is False
+
+
+def test_the_banner_is_a_request_with_an_end(config):
+    """The printed body is JSON that asks for a bounded answer."""
+    out = io.StringIO()
+    launch._banner(config, out)
+    body = json.loads(out.getvalue().splitlines()[2].partition("-d '")[2].removesuffix("'"))
+    assert body["max_tokens"] == 100
+    assert body["model"] == "tiny"

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 import pytest
 import ray
 from cluster_facts import PROMPT, TOKENS
 
+from specserve.cluster import calls
+from specserve.cluster import supervisor as supervisors
+from specserve.cluster.actors import VerifierActor
+from specserve.cluster.pipeline import Pipeline
 from specserve.cluster.placement import plan
 from specserve.cluster.remote import Pipe, RemoteEngine
 from specserve.cluster.supervisor import Supervisor
 from specserve.config import Config
-from specserve.errors import ConfigError, RequestError
+from specserve.errors import ConfigError, RequestError, Unavailable
 from specserve.types import Health, Request, RequestId, Sampling
 
 pytestmark = pytest.mark.ray
@@ -28,11 +36,13 @@ def supervisor_of(config: Config) -> Supervisor:
     return Supervisor(config, plan(config, with_draft=config.draft.speculator == "small_model", nodes=nodes))
 
 
-async def answers(config: Config, *requests: Request) -> list[tuple[int, ...] | RequestError]:
-    """The tokens of each request, or the error that refused it, from a pipeline of its own."""
+@contextlib.asynccontextmanager
+async def serving(config: Config) -> AsyncIterator[tuple[Supervisor, RemoteEngine]]:
+    """A pipeline of its own, watched, and an engine that is connected to it."""
     supervisor = supervisor_of(config)
     try:
         await supervisor.start()
+        watching = asyncio.create_task(supervisor.watch())
 
         async def health() -> Health:
             return supervisor.health
@@ -41,12 +51,31 @@ async def answers(config: Config, *requests: Request) -> list[tuple[int, ...] | 
         engine = RemoteEngine(config, pipe, host=None, node_id=ray.get_runtime_context().get_node_id())
         try:
             await engine.connect()
-            assert (await engine.health()).status == "ok"
-            return [await answer(engine, request) for request in requests]
+            yield supervisor, engine
         finally:
             engine.close()
+            watching.cancel()
     finally:
         await supervisor.stop()
+
+
+async def answers(config: Config, *requests: Request) -> list[tuple[int, ...] | RequestError]:
+    """The tokens of each request, or the error that refused it, from a pipeline of its own."""
+    async with serving(config) as (_, engine):
+        assert (await engine.health()).status == "ok"
+        return [await answer(engine, request) for request in requests]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(90):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+async def healthy(engine: RemoteEngine) -> None:
+    async with asyncio.timeout(90):
+        while (await engine.health()).status != "ok":
+            await asyncio.sleep(0.1)
 
 
 async def answer(engine: RemoteEngine, request: Request) -> tuple[int, ...] | RequestError:
@@ -89,3 +118,115 @@ def test_a_model_that_is_not_there_is_a_config_error(ray_here, config, tmp_path)
 
     with pytest.raises(ConfigError, match="there is no model"):
         asyncio.run(start())
+
+
+def stopped(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+def continued(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_start_that_takes_long_is_no_stall(ray_here, config, monkeypatch):
+    """While it starts, and right after, a pipeline is healthy to Serve however long that takes."""
+    monkeypatch.setattr(supervisors, "_STALL_S", 1.0)
+
+    async def run() -> bool:
+        pipeline = Pipeline(config.model_dump())
+        would_stall = False
+        try:
+            serving = asyncio.ensure_future(pipeline.metrics())
+            while not serving.done():
+                await pipeline.check_health()
+                if pipeline._supervisor is not None:
+                    with contextlib.suppress(Unavailable):
+                        pipeline._supervisor.check()
+                        await asyncio.sleep(0.02)
+                        continue
+                    would_stall = True
+                await asyncio.sleep(0.02)
+            assert await serving
+            await pipeline.check_health()
+        finally:
+            await pipeline.stop()
+        return would_stall
+
+    assert asyncio.run(run())
+
+
+def test_streams_that_are_open_at_the_end_are_told(ray_here, config):
+    """Stopping while a stream is open: its last delta says that the server is shutting down, with status 503."""
+
+    async def run() -> None:
+        async with serving(config) as (supervisor, engine):
+            deltas = engine.stream(greedy("a"))
+            assert (await anext(deltas)).failure is None
+            await supervisor.stop()
+            failure = [delta async for delta in deltas][-1].failure
+        assert failure is not None
+        assert (failure.status, failure.code) == (503, "unavailable")
+        assert failure.message == "the server is shutting down"
+
+    asyncio.run(run())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["coordinator", "target"])
+def test_a_stuck_process_is_replaced(ray_here, config, expected, monkeypatch, role):
+    """A process that is stopped is replaced by another; when it continues, answers are still right."""
+    monkeypatch.setattr(calls, "STATE_TIMEOUT_S", 2.0)
+
+    async def run() -> None:
+        async with serving(config) as (supervisor, engine):
+            pid = supervisor.pids[role]
+            stopped(pid)
+            try:
+                await until(lambda: supervisor.pids[role] != pid)
+            finally:
+                continued(pid)
+            await healthy(engine)
+            assert await answer(engine, greedy("a")) == expected
+            assert await answer(engine, greedy("b")) == expected
+
+    asyncio.run(run())
+
+
+@pytest.mark.full
+def test_a_worker_that_only_pauses_keeps_its_process(ray_here, config, expected):
+    """A pause longer than lost_after_s, shorter than the limit of `state`: a new life of the same process."""
+
+    async def run() -> None:
+        async with serving(config) as (supervisor, engine):
+            pid = supervisor.pids["target"]
+            stopped(pid)
+            await until(lambda: supervisor.health.status == "starting")
+            await asyncio.sleep(2)
+            continued(pid)
+            await healthy(engine)
+            assert await answer(engine, greedy("a")) == expected
+            assert supervisor.pids["target"] == pid
+
+    asyncio.run(run())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("deaths", [1, 99])
+def test_a_worker_that_dies_while_loading_is_tried_again(ray_here, config, expected, monkeypatch, tmp_path, deaths):
+    """One death while loading is survived; when every try ends so, a ConfigError says which worker and why."""
+
+    class Dying(VerifierActor):
+        def load(self):
+            died = len(list(Path(tmp_path).iterdir()))
+            if died < deaths:
+                (Path(tmp_path) / str(died)).touch()
+                os._exit(1)
+            return super().load()
+
+    monkeypatch.setitem(supervisors.WORKER_ACTORS, "target", Dying)
+    if deaths == 1:
+        assert asyncio.run(answers(config, greedy("a"))) == [expected]
+    else:
+        with pytest.raises(ConfigError, match=r"target worker died while loading.*out of memory"):
+            asyncio.run(answers(config, greedy("a")))
