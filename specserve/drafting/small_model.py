@@ -66,9 +66,10 @@ class _Chains:
         self._sampled = bool((self._settings.temperature > 0).any())
         if self._sampled:
             first = torch.tensor([job.first for job in jobs])
-            positions = first[:, None] + torch.arange(max(job.depth for job in jobs))
+            places = torch.arange(max(job.depth for job in jobs))
+            positions = first[:, None] + places
             seeds, branches = self._settings.seeds[:, None], self._settings.branches[:, None]
-            self._noise = uniform(seeds, Purpose.PROPOSE, positions, branches)
+            self._noise = uniform(seeds, Purpose.PROPOSE, positions, branches, places)
             self._shared = torch.tensor([job.shared_noise for job in jobs])
             self._keys = token_keys(seeds, positions, branches)
 

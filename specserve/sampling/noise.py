@@ -5,8 +5,13 @@ Nothing is consumed, so batching, chunking, depth, restarts and the order of cal
 is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written with int64 tensor
 operations so that its integers are the same bits on every device.
 
-The counter is (position low, position high, purpose, branch) and the key (seed low, seed high), in 32-bit words. The
-branch numbers the answers of one request (n > 1) from 0; distinct branches have independent noise.
+The counter is (position, place, purpose, branch) and the key (seed low, seed high), in 32-bit words. The branch numbers
+the answers of one request (n > 1) from 0; distinct branches have independent noise.
+
+The place is how far into its chain a token is, for the draws that propose and test drafted tokens; others have 0. It
+tells rounds apart: a position that was drafted, not kept, and is drafted again stands at another place of its new
+chain. `block` needs that. Its verdict depends on tokens and noise beyond what it keeps, so noise that a next round used
+again would no longer be independent of the answer so far, and the law would be wrong from the second round on.
 
 Noise per token id would cost a Philox block for every four ids of a row. Here Philox is asked once per row, for a key
 of four words, and a keyed integer mixer turns the key and a token id into that id's bits (see `token_words`).
@@ -59,23 +64,34 @@ def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     return c0, c1, c2, c3
 
 
-def _block(seeds: torch.Tensor, purpose: Purpose, positions: torch.Tensor, branches: torch.Tensor | int) -> Words:
-    """The Philox block of each (seed, position, branch); arguments broadcast."""
-    zeros = torch.zeros_like(seeds) + torch.zeros_like(positions) + branches * 0
-    seeds, positions = seeds + zeros, positions + zeros
-    counter = (positions & _WORD, (positions >> 32) & _WORD, zeros + int(purpose), (zeros + branches) & _WORD)
-    return philox(counter, (seeds & _WORD, (seeds >> 32) & _WORD))
+def _block(
+    seeds: torch.Tensor,
+    purpose: Purpose,
+    positions: torch.Tensor,
+    branches: torch.Tensor | int,
+    places: torch.Tensor | int,
+) -> Words:
+    """The Philox block of each (seed, position, branch, place); arguments broadcast."""
+    zeros = torch.zeros_like(seeds) + torch.zeros_like(positions) + branches * 0 + places * 0
+    position, place, branch = ((zeros + word) & _WORD for word in (positions, places, branches))
+    seeds = seeds + zeros
+    return philox((position, place, zeros + int(purpose), branch), (seeds & _WORD, (seeds >> 32) & _WORD))
 
 
 def uniform(
-    seeds: torch.Tensor, purpose: Purpose, positions: torch.Tensor, branches: torch.Tensor | int = 0
+    seeds: torch.Tensor,
+    purpose: Purpose,
+    positions: torch.Tensor,
+    branches: torch.Tensor | int = 0,
+    places: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """One uniform per (seed, position, branch): float64 in [0, 1) with 53 random bits, bit-identical on every device.
+    """One uniform per (seed, position, branch, place): float64 in [0, 1) with 53 random bits, the same on every device.
 
-    seeds, positions and branches are int64 and broadcast against each other; the result has their common shape. A
-    position is the absolute index of the token that the draw is about, the first prompt token being 0.
+    Arguments are int64 and broadcast against each other; the result has their common shape. A position, below 2³², is
+    the absolute index of the token that the draw is about, the first prompt token being 0; its place counts from 0 at
+    the first token of its chain.
     """
-    high, low, _, _ = _block(seeds, purpose, positions, branches)
+    high, low, _, _ = _block(seeds, purpose, positions, branches, places)
     bits = ((high >> 5) << 26) | (low >> 6)
     return bits.to(torch.float64) * 2.0**-53
 
@@ -85,7 +101,7 @@ def token_keys(seeds: torch.Tensor, positions: torch.Tensor, branches: torch.Ten
 
     The four words of the Philox block with purpose SHARED, as signed numbers: two for each call of `token_words`.
     """
-    words = torch.stack(_block(seeds, Purpose.SHARED, positions, branches), -1)
+    words = torch.stack(_block(seeds, Purpose.SHARED, positions, branches, 0), -1)
     return ((words + 2**31) % 2**32 - 2**31).to(torch.int32)
 
 

@@ -33,7 +33,7 @@ NOT_CHOICES = frozenset({"bookkeeping", "verifier"})
 
 @dataclass(frozen=True, slots=True)
 class RuleNoise:
-    """Noise by chain position j, keyed by the absolute position of the token in question.
+    """Noise by chain position j, keyed by the absolute position of the token in question, accept also by j itself.
 
     Uniforms in [0, 1): accept float64 [B, K] tests drafted token j; choose float64 [B, K + 1] picks the target's own
     token j. keys int32 [B, K + 1, 4] are those of the noise per token id of token j.

@@ -46,10 +46,11 @@ class Group:
         return values[self.steps.to(values.device)]
 
     def noise(self, device: torch.device) -> RuleNoise:
-        """The noise of each chain position, keyed by absolute position."""
-        positions = self.first[:, None] + torch.arange(self.steps.shape[1])
+        """The noise of each chain position, keyed by absolute position; tests of drafted tokens also by their place."""
+        places = torch.arange(self.steps.shape[1])
+        positions = self.first[:, None] + places
         seeds, branches = self.settings.seeds[:, None], self.settings.branches[:, None]
-        accept = uniform(seeds, Purpose.ACCEPT, positions[:, :-1], branches)
+        accept = uniform(seeds, Purpose.ACCEPT, positions[:, :-1], branches, places[:-1])
         choose = uniform(seeds, Purpose.CHOOSE, positions, branches)
         return RuleNoise(accept.to(device), choose.to(device), token_keys(seeds, positions, branches).to(device))
 

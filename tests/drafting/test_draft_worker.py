@@ -98,7 +98,7 @@ def test_tokens_are_drawn_from_the_shipped_dists_with_propose_noise(
             assert torch.allclose(shipped[j : j + 1], kept, atol=1e-3)
             assert shipped[j, history[3 + j]] > 0
             if form == "dense":
-                noise = uniform(torch.tensor([seed]), Purpose.PROPOSE, torch.tensor([3 + j]))
+                noise = uniform(torch.tensor([seed]), Purpose.PROPOSE, torch.tensor([3 + j]), places=j)
                 assert draw(shipped[j : j + 1], noise).tolist() == [history[3 + j]]
 
 

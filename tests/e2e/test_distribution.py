@@ -128,8 +128,8 @@ def p_value(found, law, count):
     [
         ("rejection", 10_000),
         pytest.param("exact", 6_000, marks=pytest.mark.full),
-        ("block", 6_000),
-        ("coupled", 6_000),
+        pytest.param("block", 6_000, marks=pytest.mark.full),
+        pytest.param("coupled", 6_000, marks=pytest.mark.full),
         *(pytest.param(rule, 50_000, marks=pytest.mark.full) for rule in ("rejection", "exact", "block", "coupled")),
     ],
 )

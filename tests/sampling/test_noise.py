@@ -26,7 +26,7 @@ def test_philox_gives_the_published_vectors(counter: str, key: str, expected: st
 def test_a_draw_depends_on_seed_purpose_and_position_only() -> None:
     """A batch gives what single calls give, in any order, for negative seeds and large positions too."""
     seeds = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63)])
-    positions = torch.tensor([0, 5, 2**31, 2**40, 7])
+    positions = torch.tensor([0, 5, 2**31, 2**32 - 1, 7])
     batch = uniform(seeds, Purpose.ACCEPT, positions)
     for i in (4, 0, 3, 1, 2):
         assert uniform(seeds[i : i + 1], Purpose.ACCEPT, positions[i : i + 1]).item() == batch[i].item()
@@ -53,6 +53,8 @@ def test_purposes_seeds_and_positions_are_independent() -> None:
         uniform(torch.tensor([3]), Purpose.CHOOSE, positions),
         uniform(torch.tensor([4]), Purpose.PROPOSE, positions),
         uniform(torch.tensor([3]), Purpose.PROPOSE, positions + 1),
+        uniform(torch.tensor([3]), Purpose.PROPOSE, positions, 1),
+        uniform(torch.tensor([3]), Purpose.PROPOSE, positions, 0, 1),
     ]
     for other in others:
         assert abs(torch.corrcoef(torch.stack([base, other]))[0, 1].item()) < 0.015

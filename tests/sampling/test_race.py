@@ -32,9 +32,9 @@ def mixed(x: int, key: int) -> int:
 
 def test_token_words_are_the_documented_integers() -> None:
     """Key words are a Philox block with purpose 3; an id's bits are the mixer's, as unsigned 32-bit arithmetic."""
-    seed, position, branch = -7, 2**33 + 5, 2
+    seed, position, branch = -7, 2**32 - 3, 2
     words = philox(
-        tuple(torch.tensor([word]) for word in (5, 2, 3, branch)),
+        tuple(torch.tensor([word]) for word in (2**32 - 3, 0, 3, branch)),
         (torch.tensor([2**32 - 7]), torch.tensor([2**32 - 1])),
     )
     key = [int(word) for word in words]
