@@ -139,10 +139,10 @@ def test_a_lossy_rule_is_noticed() -> None:
 def test_shared_noise_is_noticed_under_a_ratio_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were proposals drawn with the noise that chooses, the check would see it."""
 
-    class OneStream:
-        PROPOSE = noises.Purpose.CHOOSE
+    def choosing(seeds, _purpose, positions, branches, _places):
+        return noises.uniform(seeds, noises.Purpose.CHOOSE, positions, branches)
 
-    monkeypatch.setattr(small_model, "Purpose", OneStream)
+    monkeypatch.setattr(small_model, "uniform", choosing)
     assert p_value(transitions("rejection", 12_000)) < 1e-6
 
 
