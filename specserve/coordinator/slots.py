@@ -2,12 +2,10 @@
 
 The pool is bookkeeping only; the tensors live in the draft worker. A node in a trie holds one reference for its
 place, one for each live child, and one for each batch in flight that names it. Slots leased to a plan that has not
-been answered are held by that plan (`SlotLease`), so that losing the worker gives them back.
+been answered are held by that plan (`drafts.DraftRow`), so that losing the worker gives them back.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from specserve.coordinator.refcounts import RefcountPool
 
@@ -21,11 +19,3 @@ class SlotPool(RefcountPool):
     def take(self, wanted: int) -> list[int]:
         """Up to `wanted` slots: exhaustion is back-pressure, so a short pool gives a shorter draft, not an error."""
         return self.alloc(min(wanted, self.free_count))
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLease:
-    """Slots handed to one plan for one row, stamped with the worker's life."""
-
-    life: int
-    slots: tuple[int, ...]
