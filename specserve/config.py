@@ -61,6 +61,14 @@ class EngineConfig(Section):
     """Limits of one pipeline."""
 
     depth: int = Field(4, ge=0, le=64, description="drafted tokens per request and round; 0 is plain decoding")
+    outcomes: int | None = Field(
+        0,
+        ge=0,
+        le=256,
+        description="outcomes of a verification drafted for while it runs, per request: 0 drafts only when it is over, "
+        "1 goes on behind the whole chain, more also behind what may be refused; none chooses by measured costs",
+    )
+    fan_out: int = Field(3, ge=1, le=32, description="next tokens guessed at one place of a chain, at most")
     rule: str = Field("rejection", description="the name of a rule file in verification/")
     synthetic_acceptance: tuple[float, ...] | None = Field(
         None, description="benchmarks only: how often chain position 1, 2, … is kept under the rule `synthetic`"
@@ -69,7 +77,7 @@ class EngineConfig(Section):
     max_batch_tokens: int = Field(512, ge=2, description="positions in one target forward")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one request in one round, at most")
     block_tokens: int = Field(16, ge=1, le=1024, description="positions in one KV block")
-    slots: int | None = Field(None, ge=1, description="draft slots; None is max_requests × depth")
+    slots: int | None = Field(None, ge=1, description="draft slots; None is enough for every request")
     queue_limit: int = Field(256, ge=0, description="requests waiting for a place before 429")
     draft_wait_s: float = Field(2.0, gt=0, description="longest wait for a draft before a round goes on without it")
     recovery_wait_s: float = Field(120.0, gt=0, description="longest wait for a lost verifier")
@@ -105,8 +113,16 @@ class EngineConfig(Section):
 
     @property
     def slot_count(self) -> int:
-        """Slots in the pool: enough for every request at full depth unless fixed by `slots`."""
-        return self.slots if self.slots is not None else max(1, self.max_requests * self.depth)
+        """Slots in the pool: unless fixed by `slots`, enough for every request's chain and all its branches."""
+        if self.slots is not None:
+            return self.slots
+        return max(1, self.max_requests * self.depth * (1 + self.most_outcomes))
+
+    @property
+    def most_outcomes(self) -> int:
+        """Branches that one request may have: at each chain position `fan_out` corrections, and what may follow all."""
+        every = self.depth * self.fan_out + self.fan_out + 1
+        return every if self.outcomes is None else min(self.outcomes, every)
 
 
 class ServerConfig(Section):

@@ -11,7 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specserve.transport.messages import Cannot, Close, Dists, Failed, Message, Open, Plan, Push, Verdict, Verify
+from specserve.transport.messages import (
+    Cannot,
+    Close,
+    Dists,
+    Failed,
+    Message,
+    Open,
+    Plan,
+    PlanAhead,
+    Push,
+    PushAhead,
+    Verdict,
+    Verify,
+)
 
 VOCAB = 97
 
@@ -132,7 +145,63 @@ class ToyDraft:
                 self.opened.pop(message.row, None)
             case Plan():
                 return [self._plan(message)]
+            case PlanAhead():
+                return self._plan_ahead(message)
         return []
+
+    def _ranking(self, prefix: list[int]) -> list[int]:
+        """What it holds likeliest after a prefix, best first; the toy target's token is among the first three."""
+        first, right = self._guess(prefix), next_token(prefix)
+        others = [right, (right + 2) % VOCAB, (right + 3) % VOCAB, (right + 4) % VOCAB]
+        return [first, *[token for token in others if token != first]]
+
+    def _plan_ahead(self, plan: PlanAhead) -> list[Message]:
+        texts = split(plan.texts, plan.text_lengths)
+        tables = split(plan.tables, plan.table_lengths)
+        own = split(plan.own_blocks, plan.own_lengths)
+        size = self.pages.block_tokens
+        trunk_of = np.repeat(np.arange(len(plan.rows)), plan.branch_counts).tolist()
+        events: list[list[tuple[int, int, int]]] = [
+            [] for _ in range(1 + int((plan.firsts + plan.depths).max(initial=0)))
+        ]
+        for index, row in enumerate(plan.rows.tolist()):
+            if self.opened.get(row) != int(plan.epochs[index]):
+                return [Failed(plan.plan, np.array([row], dtype=np.int64), "unknown row")]
+            start, offset = int(plan.starts[index]), int(plan.starts[index] - plan.text_starts[index])
+            for place, token in enumerate(texts[index][offset:]):
+                self.pages.write(tables[index], start + place, token)
+        for branch, trunk in enumerate(trunk_of):
+            base, parent = int(plan.bases[trunk]), int(plan.parents[branch])
+            end = base + parent
+            text, table = texts[trunk], tables[trunk]
+            chain = text[base - int(plan.text_starts[trunk]) :]
+            mine = table[: end // size] + own[branch]
+            if plan.copies[branch] >= 0:
+                assert plan.copies[branch] == table[end // size]
+                for cell in range(size):
+                    known = self.pages.cells.get((table[end // size], cell))
+                    if known is not None:
+                        self.pages.cells[own[branch][0], cell] = known
+            ranking = self._ranking(self.pages.read(mine, end))
+            token = [each for each in ranking if parent == len(chain) or each != chain[parent]][int(plan.ranks[branch])]
+            first = int(plan.firsts[branch])
+            events[0].append((branch, -1, token))
+            for place in range(int(plan.depths[branch])):
+                self.pages.write(mine, end + place, token)
+                token = self._guess(self.pages.read(mine, end + place + 1))
+                events[first + place].append((branch, place, token))
+        events = [each for each in events if each] or [[]]
+        return [
+            PushAhead(
+                plan.plan,
+                step,
+                step == len(events) - 1,
+                *(np.array([event[column] for event in each], dtype=np.int32) for column in range(3)),
+                Dists.none(),
+                0.001,
+            )
+            for step, each in enumerate(events)
+        ]
 
     def _guess(self, prefix: list[int]) -> int:
         right = next_token(prefix)

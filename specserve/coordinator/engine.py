@@ -10,24 +10,28 @@ ending, commit, rewind both KVs, emit deltas.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from specserve.config import Config
 from specserve.coordinator.admission import check_request
+from specserve.coordinator.ahead import AheadDrafts
 from specserve.coordinator.batches import CheckedRow, open_message, verify_message
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.depth import FixedDepth
-from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts, WorkerDrafts
+from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.endings import cut
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.logprobs import RowScores
 from specserve.coordinator.requests import RequestState, Stage, StopScan
 from specserve.coordinator.rounds import Round, Tally
 from specserve.coordinator.scheduler import Scheduler, TargetRow
+from specserve.coordinator.serial import SerialDrafts
 from specserve.coordinator.slots import SlotPool
 from specserve.coordinator.trie import NO_SLOT, Trie
+from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource
 from specserve.errors import (
     ChannelError,
     InvalidField,
@@ -41,7 +45,7 @@ from specserve.errors import (
 from specserve.metrics import EngineMetrics
 from specserve.text import Detokenizer, StopText, Tokenizer
 from specserve.transport import Arrived, Channel, PeerLost
-from specserve.transport.messages import Cannot, Close, Failed, Message, Push, Verdict
+from specserve.transport.messages import Cannot, Close, Failed, Message, Verdict
 from specserve.types import (
     Delta,
     Failure,
@@ -204,7 +208,7 @@ class Engine:
         try:
             if item.peer == "target":
                 self._from_target(item.message)
-            elif isinstance(self._drafts, WorkerDrafts):
+            elif isinstance(self._drafts, WorkerSource):
                 self._from_draft(self._drafts, item.message)
         except ProtocolError:
             # A worker that breaks the protocol cannot be trusted with the round: treat it as lost, nobody waits.
@@ -222,19 +226,15 @@ class Engine:
             case _:
                 raise ProtocolError(f"the verifier sent {type(message).__name__}")
 
-    @staticmethod
-    def _from_draft(drafts: WorkerDrafts, message: Message) -> None:
-        match message:
-            case Push():
-                drafts.receive(message)
-            case Failed():
-                drafts.failed(message)
-            case _:
-                raise ProtocolError(f"the draft worker sent {type(message).__name__}")
+    def _from_draft(self, drafts: WorkerSource, message: Message) -> None:
+        if isinstance(message, Failed):
+            drafts.failed(message)
+        else:
+            drafts.receive(message, self._clock())
 
     @property
     def _draft_life(self) -> int | None:
-        return self._drafts.life if isinstance(self._drafts, WorkerDrafts) else None
+        return self._drafts.link.life if isinstance(self._drafts, WorkerSource) else None
 
     # ---- rounds ---------------------------------------------------------------------------------------------
 
@@ -248,7 +248,9 @@ class Engine:
 
     def _lose_broken(self) -> bool:
         """Treat workers whose channel refused a message as lost. True when there was one."""
-        broken = isinstance(self._drafts, WorkerDrafts) and self._drafts.broken
+        broken = isinstance(self._drafts, WorkerSource) and (
+            self._drafts.link.broken or self._clock() >= (self._drafts.overdue_s or math.inf)
+        )
         if broken:
             self._lose("draft")
         if self._verifier_broken:
@@ -262,10 +264,11 @@ class Engine:
             return
         if self._planned is not None:
             late = self._clock() >= self._draft_deadline_s
-            if isinstance(self._drafts, WorkerDrafts) and self._drafts.waiting and not late:
+            waiting = isinstance(self._drafts, WorkerSource) and self._drafts.waiting
+            if waiting and not late:
                 return
             rows, self._planned = self._planned, None
-            if late and isinstance(self._drafts, WorkerDrafts) and self._drafts.waiting:
+            if waiting:
                 self._metrics.dropped("draft_wait")
             if self._verify(rows):
                 return
@@ -314,6 +317,7 @@ class Engine:
                 state.target_opened = (self._verifier_life, entry.epoch)
                 self._send_target(open_message(state, self._config.rule))
         self._send_target(verify_message(self._round_number, checked))
+        self._drafts.ahead(checked, self._clock())  # only now: the target is what everybody waits for
         return True
 
     def _send_target(self, message: Message) -> None:
@@ -406,7 +410,10 @@ class Engine:
 
     def _finish_round(self, current: Round, verdict: Verdict, tally: Tally) -> None:
         now = self._clock()
-        draft_busy = self._drafts.busy_s if isinstance(self._drafts, WorkerDrafts) else 0.0
+        self._drafts.settled(now)
+        draft_busy = 0.0
+        if isinstance(self._drafts, WorkerSource):
+            draft_busy, self._drafts.link.busy_s = self._drafts.link.busy_s, 0.0
         self._unrecorded = current.stats(verdict, tally, draft_busy, now)
         self._last_end_s = now
 
@@ -428,6 +435,7 @@ class Engine:
                 self._end(state, "error", failure=Failure(500, "internal_error", failure.reason))
             elif not named:
                 state.suspect = True
+        self._drafts.settled(self._clock())
 
     def _cannot(self, message: Cannot) -> None:
         """Rows that the verifier cannot continue are fed again from what it covers; the others are planned again."""
@@ -444,6 +452,7 @@ class Engine:
                 if state.request.family is not None:  # blocks that siblings may hold are not to be written again
                     state.target_cached = 0
                     self._blocks.clear(state.target_table)
+        self._drafts.settled(self._clock())
 
     # ---- ends -----------------------------------------------------------------------------------------------
 
@@ -531,14 +540,16 @@ class Engine:
 
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
         self._policy = FixedDepth(self._config.depth, self._target.context_length, info.context_length)
-        self._drafts = WorkerDrafts(self._config, info, channel, life, self._slots, self._policy, self._metrics)
+        link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics)
+        outcomes = self._config.outcomes
+        self._drafts = SerialDrafts(link) if outcomes == 0 else AheadDrafts(link, outcomes, self._config.fan_out)
         self._speculating = True
         self._metrics.worker("draft", True)
 
     def _lose(self, peer: str) -> None:
         if peer == "target":
             self._lose_verifier()
-        elif isinstance(self._drafts, WorkerDrafts):
+        elif isinstance(self._drafts, WorkerSource):
             lost, self._drafts = self._drafts, NoDrafts()
             lost.lose(list(self._states.values()))
             self._speculating = False
@@ -553,6 +564,7 @@ class Engine:
         self._metrics.worker("target", False)
         if self._round is not None:
             self._close_round(self._round)
+            self._drafts.settled(self._clock())
         self._planned = None
         for state in self._states.values():
             state.target_cached = 0
@@ -574,18 +586,21 @@ class Engine:
         """The clock time at which `advance` must be called even if nothing arrives."""
         if self._dead is not None:
             return None
+        deadlines = []
         if self._planned is not None and self._round is None:
-            return self._draft_deadline_s
+            deadlines.append(self._draft_deadline_s)
         if self._verifier is None and self._lost_since_s is not None and self._states:
-            return self._lost_since_s + self._config.recovery_wait_s
-        return None
+            deadlines.append(self._lost_since_s + self._config.recovery_wait_s)
+        if isinstance(self._drafts, WorkerSource) and self._drafts.overdue_s is not None:
+            deadlines.append(self._drafts.overdue_s)
+        return min(deadlines, default=None)
 
     def _depth_of(self, state: RequestState) -> int:
         return self._policy.of(state)
 
     def levels(self) -> PoolLevels:
         """How full the pools are."""
-        draft = self._drafts.blocks if isinstance(self._drafts, WorkerDrafts) else None
+        draft = self._drafts.link.blocks if isinstance(self._drafts, WorkerSource) else None
         return PoolLevels(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
@@ -614,15 +629,15 @@ class Engine:
         """Prove invariants I2 and I3 for the state between two events. Raises PoolError."""
         self._slots.check()
         self._blocks.check()
-        if isinstance(self._drafts, WorkerDrafts):
-            self._drafts.blocks.check()
+        if isinstance(self._drafts, WorkerSource):
+            self._drafts.link.blocks.check()
         for state in self._states.values():
             if not 0 <= state.target_cached < len(state.tokens):
                 raise PoolError(f"request {state.request.id}: {state.target_cached} of {len(state.tokens)} cached")
             if self._blocks.needed(state.target_cached) > len(state.target_table):
                 raise PoolError(f"request {state.request.id}: its blocks do not cover what is cached")
         levels = self.levels()
-        planning = self._planned is not None or (isinstance(self._drafts, WorkerDrafts) and self._drafts.waiting)
+        planning = self._planned is not None or (isinstance(self._drafts, WorkerSource) and self._drafts.leasing)
         if not self._states and self._round is None and not planning:
             held = levels.slots_held + levels.target_blocks_held + levels.draft_blocks_held
             if held:

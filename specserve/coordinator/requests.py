@@ -52,6 +52,7 @@ class RequestState:
     draft_table: list[int] = field(default_factory=list)
     target_opened: tuple[int, int] | None = None  # (life, epoch) that the verifier was told of
     draft_opened: tuple[int, int] | None = None
+    draft_known: int = 0  # committed tokens that the draft worker was told of, by `Open` or by a plan ahead
     suspect: bool = False  # a batch that it was in failed as a whole: it is tried alone
     in_flight: bool = False  # named by the batch that the verifier is computing
     started_s: float | None = None

@@ -22,7 +22,7 @@ NO_SLOT = -1
 class Nodes:
     """Drafted nodes as they arrive: parallel sequences; `parents` index into this same list, −1 is the root.
 
-    dists has one row per node, starting at `first_row`, or no rows at all.
+    dists says for each node where its dist lies (None: it was chosen without chance); empty for none at all.
     """
 
     tokens: Sequence[int]
@@ -30,8 +30,7 @@ class Nodes:
     slots: Sequence[int]
     fed: Sequence[bool]
     sampled: Sequence[bool]
-    dists: Dists | None = None
-    first_row: int = 0
+    dists: Sequence[tuple[Dists | None, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Trie:
             self._slots.append(nodes.slots[index])
             self._fed.append(bool(nodes.fed[index]))
             self._sampled.append(bool(nodes.sampled[index]))
-            self._dists.append((nodes.dists, nodes.first_row + index))
+            self._dists.append(nodes.dists[index] if nodes.dists else (None, 0))
 
     def chain(self, limit: int) -> list[Link]:
         """The path of first sampled children from the root, at most `limit` nodes."""

@@ -105,6 +105,49 @@ class Plan(Message):
 
 @_register
 @dataclass(frozen=True, slots=True)
+class PlanAhead(Message):
+    """Work for the draft worker while the verifier checks a chain: draft what may follow each of its outcomes.
+
+    A trunk is a request's committed tokens and the chain that is being checked; a branch leaves it after `parents`
+    chain tokens with a guess of the target's next token, the one of the given rank in the draft's own dist there, and
+    goes on with `depths` drafted tokens.
+
+    rows int64 [n]; epochs [n]; bases [n] committed tokens; text_starts [n], text_lengths [n], texts [Σ]: the trunk's
+    tokens from an absolute position on, of which what lies before the base is committed; starts [n] from here on they
+    are fed, all KV past it is void; chain_lengths [n] of the text's last tokens are the chain, slots of whose dists are
+    in chain_slots [Σ]; table_lengths [n], tables [Σ] block ids that cover the trunk.
+    branch_counts [n], B in all; parents [B]; ranks [B], from 0, the chain's own token at that place not counted;
+    firsts [B] the step, 0 or 1, in which the guess is fed: 0 only where it needs nothing that step 0 makes;
+    depths [B]; slots [Σ depths] in order of drafting; own_lengths [B], own_blocks [Σ]: the blocks that follow the
+    trunk's full blocks of the first base + parent positions; copies [B]: the trunk's block whose beginning goes into
+    the first of them, −1 where none is partly filled.
+    """
+
+    plan: int
+    rows: Array
+    epochs: Array
+    bases: Array
+    text_starts: Array
+    text_lengths: Array
+    texts: Array
+    starts: Array
+    chain_lengths: Array
+    chain_slots: Array
+    table_lengths: Array
+    tables: Array
+    branch_counts: Array
+    parents: Array
+    ranks: Array
+    firsts: Array
+    depths: Array
+    slots: Array
+    own_lengths: Array
+    own_blocks: Array
+    copies: Array
+
+
+@_register
+@dataclass(frozen=True, slots=True)
 class Verify(Message):
     """Work for the verifier: feed each row, and where a token is due check its chain and choose the next token.
 
@@ -174,6 +217,27 @@ class Push(Message):
     slots: Array
     fed: Array
     sampled: Array
+    dists: Dists
+    busy_s: float
+
+
+@_register
+@dataclass(frozen=True, slots=True)
+class PushAhead(Message):
+    """What a `PlanAhead` has brought since the last push; pushes are numbered from 0 in `step`.
+
+    branches [m] index the plan's branches; places [m]: −1 for a branch's guess, else how many drafted tokens stand
+    between it and this one; tokens [m]; dists: one row per token that is not a guess, in order, or no rows when these
+    were chosen without chance. With the first push the trunks are fed; after the last one nothing of the plan is
+    written any more. busy_s is the time that the worker computed since the last push.
+    """
+
+    plan: int
+    step: int
+    last: bool
+    branches: Array
+    places: Array
+    tokens: Array
     dists: Dists
     busy_s: float
 

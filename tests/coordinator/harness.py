@@ -68,6 +68,7 @@ class Pipeline:
         end=END,
         make_verifier=ToyVerifier,
         make_draft=None,
+        make_channel=HeldChannel,
         **engine,
     ):
         self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
@@ -76,8 +77,9 @@ class Pipeline:
         self.clock = Clock()
         self.deltas: dict[str, list[Delta]] = {}
         self.owners: dict[str, int] = {}
+        self.make_channel = make_channel
         self.verifier = HeldChannel(self.makers["target"](), "target")
-        self.draft = HeldChannel(self.makers["draft"](), "draft") if draft else None
+        self.draft = make_channel(self.makers["draft"](), "draft") if draft else None
         self.tokenizer = Tokenizer(byte_level(), end_tokens=frozenset({end}))
         self.metrics = EngineMetrics("toy")
         self.engine = Engine(
@@ -136,7 +138,8 @@ class Pipeline:
     def restart(self, which):
         old = self.verifier if which == "target" else self.draft
         life = old.life + 1
-        channel = HeldChannel(self.makers[which](), which, life)
+        make = self.make_channel if which == "draft" else HeldChannel
+        channel = make(self.makers[which](), which, life)
         if which == "target":
             self.verifier = channel
             self.engine.attach("target", channel, life, info("target", self.engine._blocks.capacity))

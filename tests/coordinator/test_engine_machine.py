@@ -29,6 +29,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(depth=st.sampled_from([0, 1, 3, 6]), blocks=st.sampled_from([16, 24]), slots=st.sampled_from([6, 20]))
     def build(self, depth, blocks, slots):
+        self.start(depth, blocks, slots)
+
+    def start(self, depth, blocks, slots):
+        """An empty pipeline."""
         self.pipeline = self.pipeline_of(
             depth=depth,
             blocks=blocks,

@@ -1,0 +1,295 @@
+"""R > 0: the draft works while the target verifies.
+
+When a round has gone to the verifier, one plan goes to the draft worker: for each checked chain, the likeliest
+outcomes of its verification (how many tokens are kept, and which comes next), and slots and blocks for a chain beyond
+each. The worker picks the next tokens itself, by rank, and pushes what it has after every step. When the verdict
+comes, the branch whose path it took is the next chain as it stands, with its block table, and goes to the verifier at
+once; a miss, or a draft that is late, costs a plain step and never a wait. (Outcome enumeration: SSD, Kumar et al.
+2026; continuing only the whole chain: PEARL, Liu et al. 2024.)
+
+A guess is only ever compared with what was committed. What is offered are tokens that were picked after it, by the
+request's own rule, from a dist that did not depend on them, and that no verdict has looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specserve.coordinator.batches import CheckedRow
+from specserve.coordinator.branches import AheadPlan, Trunk
+from specserve.coordinator.costs import Mean, StepCost
+from specserve.coordinator.outcomes import Outcome, OutcomeOdds
+from specserve.coordinator.requests import RequestState, Stage
+from specserve.coordinator.scheduler import TargetRow
+from specserve.coordinator.trie import NO_SLOT
+from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promise
+from specserve.errors import ProtocolError
+from specserve.transport.messages import Failed, Message, PushAhead
+
+
+_GIVE_UP_AFTER = 10
+"""Times the longest wait for a draft, before a worker that does not answer counts as lost."""
+
+
+class AheadDrafts(WorkerSource):
+    """Drafts made beside the verifier: one plan in flight, its branches kept until the round that it foresaw is over.
+
+    outcomes is R, the branches of one request at most; None chooses by measured costs.
+    """
+
+    def __init__(self, link: WorkerLink, outcomes: int | None, fan_out: int) -> None:
+        super().__init__(link)
+        self._outcomes = outcomes
+        self._odds = OutcomeOdds(fan_out)
+        self._step_cost = StepCost()
+        self._round_s = Mean()  # from sending a round to its verdict
+        self._lag_s = Mean()  # what a plan takes beyond its steps
+        self._plan: AheadPlan | None = None
+        self._due: list[CheckedRow] = []  # the round in flight, until a plan for it was sent
+        self._round_began_s = 0.0
+        self._number = 0
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def waiting(self) -> bool:
+        """The verifier never waits for a draft."""
+        return False
+
+    @property
+    def leasing(self) -> bool:
+        """A plan's slots and blocks are out on lease."""
+        return self._plan is not None
+
+    @property
+    def overdue_s(self) -> float | None:
+        """The end of an answer that takes this long was lost, or the worker hangs."""
+        plan = self._plan
+        return None if plan is None or plan.over else plan.sent_s + _GIVE_UP_AFTER * self.link.config.draft_wait_s
+
+    def begin(self, rows: list[TargetRow]) -> bool:
+        """Offer what the tries hold now."""
+        for row in rows:
+            row.depth = min(row.depth, len(row.state.trie))
+        return False
+
+    # ---- planning
+
+    def ahead(self, rows: list[CheckedRow], now_s: float) -> None:
+        """Draft for the outcomes of this round, now or as soon as the worker is done with the plan before."""
+        self._settle()  # a round before that never got a verdict
+        self._due, self._round_began_s = rows, now_s
+        self._launch(now_s)
+
+    def _launch(self, now_s: float) -> None:
+        if self._plan is not None or not self._due:
+            return
+        rows, self._due = self._due, []
+        current = [row for row in rows if _current(row)]
+        trunks = self._trunks(current)
+        if not trunks:
+            return
+        self._number += 1
+        plan = self._plan = AheadPlan(self._number, trunks, now_s, self.link.slots, self.link.blocks)
+        self._branch(plan, trunks, self._time_left(now_s))
+        self.link.open(trunks)
+        for trunk in trunks:
+            trunk.text_start = min(trunk.state.draft_known, trunk.start)
+            trunk.state.draft_known = trunk.base
+        self.link.send(plan.message())
+
+    def _trunks(self, rows: Sequence[CheckedRow]) -> list[Trunk]:
+        """What to feed, most promising requests first; when KV runs short the least promising lose theirs."""
+        trunks: list[Trunk] = []
+        taken: set[int] = set()
+        budget = self.link.config.max_batch_tokens
+        among = [row.row.state for row in rows]
+        for row in sorted(rows, key=lambda row: -promise(row.row.state)):
+            if not self.link.policy.wanted(row.row.state):
+                continue
+            trunk = self._trunk(row, budget, taken, among)
+            if trunk is not None:
+                trunks.append(trunk)
+                taken.add(trunk.state.row)
+                budget -= trunk.feed
+        return trunks
+
+    def _trunk(self, row: CheckedRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> Trunk | None:
+        state = row.row.state
+        self.link.share(state, among)
+        chain = row.chain if all(link.slot != NO_SLOT for link in row.chain) else []
+        text = row.row.start + row.row.feed
+        end = min(text + len(chain), self.link.context)
+        due = row.row.due and end == text + len(chain)
+        start = min(state.draft_cached, end - 1) if due else state.draft_cached
+        feed = min(end - start, budget)
+        if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):
+            return None
+        due = due and start + feed == end
+        return Trunk(state, row.epoch, text, start, feed, chain if due else [], due)
+
+    def _time_left(self, now_s: float) -> float | None:
+        """Seconds until the verdict is expected; None when nothing is known yet."""
+        if self._round_s.value is None:
+            return None
+        return self._round_began_s + self._round_s.value - now_s - (self._lag_s.value or 0.0)
+
+    def _branch(self, plan: AheadPlan, trunks: Sequence[Trunk], left_s: float | None) -> None:
+        """Give each trunk its likeliest outcomes, each round of giving one to every trunk, while there is room."""
+        due = [trunk for trunk in trunks if trunk.due]
+        count = self._count(due, left_s)
+        steps = self._steps(len(due) * (1 + count), left_s)
+        for index in range(count):
+            for trunk in due:
+                outcomes = self._odds.likeliest(len(trunk.chain))
+                if index < len(outcomes):
+                    self._add(plan, trunk, outcomes[index], steps)
+
+    def _steps(self, rows: int, left_s: float | None) -> int:
+        """Forwards of so many rows that fit into the verification; at least two, which make one token everywhere."""
+        deepest = self.link.policy.depth + 1
+        cost = self._step_cost.seconds(rows)
+        if left_s is None or cost is None:
+            return deepest
+        return max(2, min(deepest, int(left_s / cost)))
+
+    def _count(self, due: Sequence[Trunk], left_s: float | None) -> int:
+        """Outcomes per request: as configured, or what is expected to pay most at measured costs."""
+        if not due:
+            return 0
+        outcomes = self._odds.likeliest(max(len(trunk.chain) for trunk in due))
+        if self._outcomes is not None:
+            return min(self._outcomes, len(outcomes))
+        best, best_gain, hit = 1, 0.0, 0.0
+        for count, outcome in enumerate(outcomes, 1):
+            hit += outcome.probability
+            gain = hit * (1 + self._odds.expected_kept(self._steps(len(due) * (1 + count), left_s) - 1))
+            if gain > best_gain * 1.001:
+                best, best_gain = count, gain
+        return best
+
+    def _add(self, plan: AheadPlan, trunk: Trunk, outcome: Outcome, steps: int) -> None:
+        state, length = trunk.state, trunk.base + outcome.kept + 1  # committed tokens if this comes true
+        first = 0 if outcome.kept < len(trunk.chain) and trunk.start >= trunk.base + outcome.kept else 1
+        left = state.tokens_left - (outcome.kept + 1) - 1
+        depth = min(steps - first, self.link.policy.wanted(state), left, self.link.context - length - 1)
+        if depth > 0:
+            plan.add(trunk, outcome.kept, outcome.rank, first, depth)
+
+    # ---- answers
+
+    def receive(self, message: Message, now_s: float) -> None:
+        """Take pushed nodes in. What answers an earlier plan, or the same twice, is dropped and counted."""
+        if not isinstance(message, PushAhead):
+            raise ProtocolError(f"the draft worker sent {type(message).__name__}")
+        plan = self._plan
+        if message.plan > self._number:
+            raise ProtocolError(f"push for plan {message.plan}, which was never sent")
+        if plan is None or plan.over or message.plan != plan.number:
+            self.link.metrics.dropped("stale_push", len(message.tokens))
+            return
+        if not plan.take(message, self.link.vocab_size):
+            self.link.metrics.dropped("stale_push", len(message.tokens))
+            return
+        self.link.busy_s += message.busy_s
+        if message.step == 0:
+            self._fed(plan)
+        else:
+            self._step_cost.observe(plan.rows(message.step), message.busy_s)
+        if message.last:
+            self._lag_s.observe(max(0.0, now_s - plan.sent_s - plan.busy_s))
+            self._over(plan, now_s)
+
+    def _fed(self, plan: AheadPlan) -> None:
+        """The trunks are cached; for a request that has moved on meanwhile, only what is committed counts."""
+        for trunk in plan.trunks:
+            state = trunk.state
+            if not trunk.gone and state.epoch == trunk.epoch and (not trunk.due or len(state.tokens) == trunk.base):
+                state.draft_cached = trunk.covered
+
+    def _over(self, plan: AheadPlan, now_s: float) -> None:
+        """The worker writes nothing of this plan any more."""
+        plan.over = True
+        if plan.settled:
+            self._drop(plan)
+            self._launch(now_s)
+
+    def _drop(self, plan: AheadPlan) -> None:
+        plan.release()
+        self._plan = None
+
+    def failed(self, failure: Failed) -> None:
+        """The plan raised: its requests go on without drafts and are fed afresh."""
+        plan = self._plan
+        if plan is None or plan.over or failure.batch != plan.number:
+            return
+        for trunk in plan.trunks:
+            if trunk.state.stage is Stage.RUNNING and trunk.epoch == trunk.state.epoch:
+                trunk.state.trie.clear()
+                self.link.drop_cache(trunk.state)
+        self.link.metrics.dropped("failed_plan", len(plan.trunks))
+        plan.over = plan.settled = True
+        self._drop(plan)
+
+    # ---- what the engine tells
+
+    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
+        """Take over the branch that came true; without one the draft goes on from the committed tokens."""
+        before, kept = len(state.tokens) - len(tokens), len(tokens) - 1
+        self._odds.observe_chain(len(state.trie), kept)
+        state.trie.clear()
+        plan = self._plan
+        trunk = None if plan is None else plan.trunk_of(state)
+        if plan is None or trunk is None or trunk.base != before:
+            state.draft_cached = min(state.draft_cached, before + kept)
+            return
+        branch = plan.find(trunk, kept, tokens[-1])
+        self._count_outcome(plan, trunk, kept, branch)
+        nodes = None if branch is None else plan.adopt(trunk, branch)
+        if nodes is None:
+            state.draft_cached = min(state.draft_cached, before + kept)
+            return
+        state.trie.append(nodes)
+        state.draft_cached = before + kept + len(nodes.tokens)
+
+    def _count_outcome(self, plan: AheadPlan, trunk: Trunk, kept: int, branch: int | None) -> None:
+        if trunk.branches:
+            self.hits += branch is not None
+            self.misses += branch is None
+            rank = None if branch is None else plan.rank(branch)
+            self._odds.observe_ranks(kept == len(trunk.chain), plan.tried(trunk, kept), rank)
+
+    def settled(self, now_s: float) -> None:
+        """The round is over: branches that did not come true are dead."""
+        self._round_s.observe(now_s - self._round_began_s)
+        self._odds.forget_plans()
+        self._settle()
+
+    def _settle(self) -> None:
+        self._due = []
+        plan = self._plan
+        if plan is not None:
+            plan.settled = True
+            if plan.over:
+                self._drop(plan)
+
+    def forget(self, state: RequestState) -> None:
+        """Release slots at once, and blocks when nothing writes them any more."""
+        state.trie.clear()
+        if self._plan is not None:
+            self._plan.leave(state)
+        self.link.release(state)
+
+    def lose(self, states: Sequence[RequestState]) -> None:
+        """The worker is gone: everything that was leased to it, and every cache it held, is void."""
+        plan, self._plan = self._plan, None
+        self._due = []
+        if plan is not None:
+            plan.release()
+        self.link.close(states)
+
+
+def _current(row: CheckedRow) -> bool:
+    """The request still stands where it stood when the round was sent."""
+    state = row.row.state
+    return state.stage is Stage.RUNNING and state.epoch == row.epoch and len(state.tokens) == row.length

@@ -1,0 +1,105 @@
+"""Which outcomes of a verification are worth drafting for: how likely each is, learned from those before.
+
+An outcome is (tokens kept, next token). With a_i the share of drafts kept at chain position i, and r the share of next
+tokens that the draft ranks f-th there, outcome (j, f) of a chain of k has probability a_1 … a_j (1 − a_{j+1}) r_f for
+j < k, and a_1 … a_k r'_f for j = k. (The fan-out of SSD, Kumar et al. 2026, follows from a power law for r; here r is
+measured, and each outcome stands for itself.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_FORGET = 0.998
+"""Weight of an observation after one more."""
+
+_PRIOR_WEIGHT = 4.0
+
+
+class _Share:
+    """How often something happens, with a prior, forgetting slowly."""
+
+    __slots__ = ("_hits", "_total")
+
+    def __init__(self, prior: float) -> None:
+        self._hits, self._total = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
+
+    def observe(self, happened: bool) -> None:
+        self._hits = self._hits * _FORGET + happened
+        self._total = self._total * _FORGET + 1.0
+
+    @property
+    def value(self) -> float:
+        return self._hits / self._total
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """So many chain tokens kept, and a next token of this rank in the draft's own dist there."""
+
+    kept: int
+    rank: int
+    probability: float
+
+
+class OutcomeOdds:
+    """Acceptance by chain position and the ranks of next tokens, over all requests."""
+
+    def __init__(self, fan_out: int) -> None:
+        self._fan_out = fan_out
+        self._accept: list[_Share] = []
+        # After a whole kept chain the next token is the draft's own first choice about as often as a draft is kept.
+        self._corrections = [_Share(0.5 ** (rank + 1)) for rank in range(fan_out)]
+        self._bonuses = [_Share(0.7), *(_Share(0.3 * 0.5**rank) for rank in range(1, fan_out + 1))]
+        self._known: dict[int, list[Outcome]] = {}
+
+    def acceptance(self, position: int) -> float:
+        """How often a draft at this chain position, from 0, is kept when those before it were."""
+        self._grow(position + 1)
+        return self._accept[position].value
+
+    def _grow(self, length: int) -> None:
+        while len(self._accept) < length:
+            self._accept.append(_Share(self._accept[-1].value if self._accept else 0.7))
+
+    def observe_chain(self, offered: int, kept: int) -> None:
+        """A chain of `offered` tokens was checked and `kept` of them confirmed."""
+        self._grow(offered)
+        for position in range(min(kept + 1, offered)):
+            self._accept[position].observe(position < kept)
+
+    def observe_ranks(self, whole_chain: bool, tried: list[int], rank: int | None) -> None:
+        """The next token was the guess of this rank (None: none of those that were tried there)."""
+        shares = self._bonuses if whole_chain else self._corrections
+        for each in tried:
+            shares[each].observe(each == rank)
+
+    def forget_plans(self) -> None:
+        """What was observed since counts from the next `likeliest` on."""
+        self._known.clear()
+
+    def likeliest(self, chain: int) -> list[Outcome]:
+        """All outcomes of a chain of this length within the fan-out, most probable first."""
+        known = self._known.get(chain)
+        if known is None:
+            known = self._known[chain] = self._outcomes(chain)
+        return known
+
+    def _outcomes(self, chain: int) -> list[Outcome]:
+        self._grow(chain)
+        found, reach = [], 1.0
+        for kept in range(chain):
+            accept = self._accept[kept].value
+            for rank, share in enumerate(self._corrections):
+                found.append(Outcome(kept, rank, reach * (1 - accept) * share.value))
+            reach *= accept
+        found += [Outcome(chain, rank, reach * share.value) for rank, share in enumerate(self._bonuses)]
+        return sorted(found, key=lambda outcome: -outcome.probability)
+
+    def expected_kept(self, depth: int) -> float:
+        """Tokens that a chain of this depth is expected to have confirmed."""
+        total, reach = 0.0, 1.0
+        for position in range(depth):
+            reach *= self.acceptance(position)
+            total += reach
+        return total

@@ -1,0 +1,213 @@
+"""R = 0: draft, then verify. One plan at a time, answered by one push, for which the round waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specserve.coordinator.batches import CheckedRow, DraftRow, plan_message
+from specserve.coordinator.requests import RequestState, Stage
+from specserve.coordinator.scheduler import TargetRow
+from specserve.coordinator.trie import Nodes
+from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promise
+from specserve.errors import ProtocolError
+from specserve.transport.messages import Failed, Message, Push
+
+
+@dataclass(slots=True)
+class _PlanInFlight:
+    number: int
+    rows: list[DraftRow]
+    released: list[RequestState]  # requests that ended meanwhile: their blocks are still being written
+
+
+class SerialDrafts(WorkerSource):
+    """Drafts of a draft worker: one plan at a time, answered by one push."""
+
+    def __init__(self, link: WorkerLink) -> None:
+        super().__init__(link)
+        self._plan: _PlanInFlight | None = None
+        self._number = 0
+
+    @property
+    def waiting(self) -> bool:
+        """A plan is out and not answered."""
+        return self._plan is not None
+
+    @property
+    def leasing(self) -> bool:
+        """The plan's slots are out on lease."""
+        return self._plan is not None
+
+    @property
+    def overdue_s(self) -> float | None:
+        """Rounds wait for a bounded time, and its heart tells whether the worker lives."""
+        return None
+
+    def begin(self, rows: list[TargetRow]) -> bool:
+        """Send one plan that feeds what the draft lacks and drafts for the due rows."""
+        if self._plan is not None:  # the last plan is late: this round goes on without drafts
+            for row in rows:
+                row.depth = min(row.depth, len(row.state.trie))
+            return False
+        planned = self._plan_rows(rows)
+        if not planned:
+            return False
+        self._number += 1
+        self._plan = _PlanInFlight(self._number, planned, [])
+        self.link.open(planned)
+        self.link.send(plan_message(self._number, planned))
+        return True
+
+    def ahead(self, rows: list[CheckedRow], now_s: float) -> None:
+        """Nothing is drafted before the verdict is known."""
+
+    def settled(self, now_s: float) -> None:
+        """Nothing was drafted ahead."""
+
+    # ---- planning
+
+    def _plan_rows(self, rows: list[TargetRow]) -> list[DraftRow]:
+        """Most promising requests first; when KV runs short the least promising lose theirs and run at depth 0."""
+        planned: list[DraftRow] = []
+        taken: set[int] = set()
+        budget = self.link.config.max_batch_tokens
+        among = [row.state for row in rows]
+        for row in sorted(rows, key=lambda row: -promise(row.state)):
+            if not self.link.policy.wanted(row.state):
+                continue
+            draft = self._plan_row(row, budget, taken, among)
+            if draft is not None:
+                planned.append(draft)
+                taken.add(row.state.row)
+                budget -= draft.feed
+        return planned
+
+    def _plan_row(self, row: TargetRow, budget: int, taken: set[int], among: list[RequestState]) -> DraftRow | None:
+        state = row.state
+        self.link.share(state, among)
+        end = min(row.start + row.feed, self.link.context)
+        lacking = end - state.draft_cached
+        if lacking == 0 and len(state.trie):  # drafted already, for a round that the verifier did not compute
+            row.depth = min(row.depth, len(state.trie))
+            return None
+        state.trie.clear()  # at R = 0 every round drafts afresh from the newest token
+        feed = min(lacking, budget)
+        if feed <= 0 or feed < lacking:
+            row.depth = 0
+        if feed <= 0:
+            return None
+        if not self.link.make_room(state, state.draft_cached + feed + max(0, row.depth - 1), taken, among):
+            row.depth = 0
+            return None
+        slots = self.link.slots.take(row.depth)
+        row.depth = len(slots)
+        return DraftRow(state, state.epoch, state.draft_cached, feed, slots)
+
+    # ---- answers
+
+    def receive(self, message: Message, now_s: float) -> None:
+        """Put pushed nodes into the tries. Raises ProtocolError for a push that answers no plan of ours."""
+        if not isinstance(message, Push):
+            raise ProtocolError(f"the draft worker sent {type(message).__name__}")
+        push, plan = message, self._plan
+        if plan is None or push.plan != plan.number:
+            raise ProtocolError(f"push for plan {push.plan}, which is not in flight")
+        if push.rows.tolist() != [row.state.row for row in plan.rows]:
+            raise ProtocolError(f"push for plan {push.plan} names other rows than the plan")
+        _check_chains(push, plan.rows)
+        self._plan = None
+        self.link.busy_s += push.busy_s
+        offset = 0
+        for index, row in enumerate(plan.rows):
+            count = int(push.chain_lengths[index])
+            self._take(push, row, index, offset, count)
+            offset += count
+        self._finish(plan)
+
+    def _take(self, push: Push, row: DraftRow, index: int, offset: int, count: int) -> None:
+        state = row.state
+        self.link.slots.free(row.slots[count:])
+        if state.stage is not Stage.RUNNING or state.epoch != row.epoch:
+            self.link.slots.free(row.slots[:count])
+            self.link.metrics.dropped("stale_push", count)
+            return
+        state.draft_cached = int(push.covered[index])
+        if row.start + row.feed != len(state.tokens):
+            self.link.slots.free(row.slots[:count])  # the request moved on without this draft
+            self.link.metrics.dropped("late_push", count)
+            return
+        span = slice(offset, offset + count)
+        has_dists = push.dists.rows.shape[0] > 0
+        state.trie.append(
+            Nodes(
+                push.tokens[span].tolist(),
+                push.parents[span].tolist(),
+                row.slots[:count],
+                push.fed[span].tolist(),
+                push.sampled[span].tolist(),
+                [(push.dists, at) for at in range(offset, offset + count)] if has_dists else (),
+            )
+        )
+
+    def failed(self, failure: Failed) -> None:
+        """The plan in flight raised: its rows go on without drafts and are fed afresh."""
+        plan = self._plan
+        if plan is None or failure.batch != plan.number:
+            return
+        self._plan = None
+        for row in plan.rows:
+            self.link.slots.free(row.slots)
+            if row.state.stage is Stage.RUNNING and row.epoch == row.state.epoch:
+                self.link.drop_cache(row.state)
+        self.link.metrics.dropped("failed_plan", len(plan.rows))
+        self._finish(plan)
+
+    def _finish(self, plan: _PlanInFlight) -> None:
+        for state in plan.released:
+            self.link.release(state)
+
+    # ---- what the engine tells
+
+    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
+        """Follow the commit: drafted tokens that were kept and fed are already cached."""
+        before = len(state.tokens) - len(tokens)
+        current = state.draft_cached == before
+        fed = state.trie.advance(tokens)
+        state.trie.clear()  # at R = 0 what would survive is not kept: its KV past the commit goes with the rewind
+        if current:
+            # The newest token is fed once more even if it was drafted: the next draft is read off behind it.
+            state.draft_cached = min(state.draft_cached + fed, len(state.tokens) - 1)
+            if self._plan is None:
+                self.link.blocks.rewind(state.draft_table, state.draft_cached)
+
+    def forget(self, state: RequestState) -> None:
+        """Release slots at once and blocks when nothing writes them any more."""
+        state.trie.clear()
+        if self._plan is not None and any(row.state is state for row in self._plan.rows):
+            self._plan.released.append(state)
+        else:
+            self.link.release(state)
+
+    def lose(self, states: Sequence[RequestState]) -> None:
+        """The worker is gone: everything that was leased to it, and every cache it held, is void."""
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            for row in plan.rows:
+                self.link.slots.free(row.slots)
+        self.link.close([*states, *([] if plan is None else plan.released)])
+
+
+def _check_chains(push: Push, rows: list[DraftRow]) -> None:
+    lengths = push.chain_lengths.tolist()
+    total = sum(lengths)
+    if any(not 0 <= length <= len(row.slots) for length, row in zip(lengths, rows, strict=True)):
+        raise ProtocolError(f"push for plan {push.plan} has chains longer than their leases")
+    columns = (push.tokens, push.parents, push.slots, push.fed, push.sampled)
+    if any(column.shape != (total,) for column in columns):
+        raise ProtocolError(f"push for plan {push.plan} has columns of unequal length")
+    if push.dists.rows.shape[0] not in (0, total):
+        raise ProtocolError(f"push for plan {push.plan} has {push.dists.rows.shape[0]} dists for {total} nodes")
+    leased = [slot for length, row in zip(lengths, rows, strict=True) for slot in row.slots[:length]]
+    if push.slots.tolist() != leased:
+        raise ProtocolError(f"push for plan {push.plan} names slots that were not leased to it")

@@ -1,0 +1,173 @@
+"""What all sources have in common whose drafts come from a draft worker: its caches, its channel, and its loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from specserve.config import EngineConfig
+from specserve.coordinator.batches import CheckedRow, open_message
+from specserve.coordinator.blocks import BlockPool
+from specserve.coordinator.depth import FixedDepth
+from specserve.coordinator.requests import RequestState
+from specserve.coordinator.scheduler import TargetRow
+from specserve.coordinator.sharing import shareable, siblings
+from specserve.coordinator.slots import SlotPool
+from specserve.errors import ChannelError
+from specserve.metrics import EngineMetrics
+from specserve.transport import Channel
+from specserve.transport.messages import Close, Failed, Message
+from specserve.types import WorkerInfo
+
+
+class Opened(Protocol):
+    """A row of a plan, as far as opening it goes."""
+
+    @property
+    def state(self) -> RequestState: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+class WorkerLink:
+    """One life of a draft worker: its KV blocks, its slots and the way to it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: WorkerInfo,
+        channel: Channel,
+        life: int,
+        slots: SlotPool,
+        policy: FixedDepth,
+        metrics: EngineMetrics,
+    ) -> None:
+        self.life = life
+        self.slots = slots
+        self.blocks = BlockPool(info.blocks, info.block_tokens)
+        self.busy_s = 0.0
+        self.broken = False  # the channel refused a message: the engine treats the worker as lost
+        self.config = config
+        self.context = info.context_length
+        self.vocab_size = info.vocab_size
+        self.policy = policy
+        self.metrics = metrics
+        self._channel = channel
+
+    def send(self, message: Message) -> None:
+        """Hand a message over; a channel that refuses it marks the worker as broken."""
+        try:
+            self._channel.send(message)
+        except ChannelError:
+            self.broken = True
+
+    def open(self, rows: Iterable[Opened]) -> None:
+        """Tell the worker of requests that it has not heard of in their present epoch."""
+        for row in rows:
+            state = row.state
+            if state.draft_opened != (self.life, row.epoch):
+                state.draft_opened = (self.life, row.epoch)
+                state.draft_known = len(state.tokens)
+                self.send(open_message(state, self.config.rule))
+
+    def share(self, state: RequestState, among: Sequence[RequestState]) -> None:
+        """Take over what a sibling has of the prompt."""
+        positions = 0 if state.draft_table else shareable(state, self.blocks.block_tokens)
+        if not positions:
+            return
+        filled = [each for each in siblings(state, among) if each.draft_cached >= positions]
+        if filled:
+            state.draft_table = self.blocks.fork(filled[0].draft_table, positions)
+            state.draft_cached = positions
+
+    def make_room(self, state: RequestState, positions: int, taken: set[int], among: Sequence[RequestState]) -> bool:
+        """Cover `positions`; where blocks lack, the least promising requests lose their cache. False: no room at all.
+
+        Those in `taken` keep theirs.
+        """
+        while not self.blocks.cover(state.draft_table, positions):
+            victims = [each for each in among if each.draft_table and each is not state and each.row not in taken]
+            if not victims:
+                return False
+            self.drop_cache(min(victims, key=promise))
+        return True
+
+    def drop_cache(self, state: RequestState) -> None:
+        """The draft covers nothing of this request any more."""
+        self.blocks.clear(state.draft_table)
+        state.draft_cached = 0
+
+    def release(self, state: RequestState) -> None:
+        """The request is over, or begins anew."""
+        self.drop_cache(state)
+        if state.draft_opened is not None and state.draft_opened[0] == self.life:
+            state.draft_opened = None
+            self.send(Close(state.row))
+
+    def close(self, states: Iterable[RequestState]) -> None:
+        """The worker is gone, and with it what it held of these requests."""
+        for state in states:
+            state.trie.clear()
+            state.draft_opened = None
+            self.drop_cache(state)
+        self._channel.close()
+
+
+def promise(state: RequestState) -> float:
+    """Share of drafts that the target kept so far, with a prior of one half."""
+    return (state.kept + 1) / (state.drafted + 2)
+
+
+class WorkerSource(ABC):
+    """A `drafts.DraftSource` that one life of a draft worker feeds."""
+
+    def __init__(self, link: WorkerLink) -> None:
+        self.link = link
+
+    @property
+    @abstractmethod
+    def waiting(self) -> bool:
+        """A round waits for what was asked of the worker."""
+
+    @property
+    @abstractmethod
+    def leasing(self) -> bool:
+        """Slots or blocks are out on lease to the worker."""
+
+    @property
+    @abstractmethod
+    def overdue_s(self) -> float | None:
+        """The clock time from which on a worker that has not answered counts as lost; None while nothing is asked."""
+
+    @abstractmethod
+    def begin(self, rows: list[TargetRow]) -> bool:
+        """See `drafts.DraftSource`."""
+
+    @abstractmethod
+    def ahead(self, rows: list[CheckedRow], now_s: float) -> None:
+        """See `drafts.DraftSource`."""
+
+    @abstractmethod
+    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
+        """See `drafts.DraftSource`."""
+
+    @abstractmethod
+    def settled(self, now_s: float) -> None:
+        """See `drafts.DraftSource`."""
+
+    @abstractmethod
+    def forget(self, state: RequestState) -> None:
+        """See `drafts.DraftSource`."""
+
+    @abstractmethod
+    def receive(self, message: Message, now_s: float) -> None:
+        """Take in what the worker sent. Raises ProtocolError for what it may never send."""
+
+    @abstractmethod
+    def failed(self, failure: Failed) -> None:
+        """What the worker was asked for raised."""
+
+    @abstractmethod
+    def lose(self, states: Sequence[RequestState]) -> None:
+        """The worker is gone: everything that was leased to it, and every cache it held, is void."""

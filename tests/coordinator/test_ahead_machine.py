@@ -1,0 +1,85 @@
+"""Draft results may come late, twice, in any order or never: the text is the target's and all pools add up."""
+
+from __future__ import annotations
+
+from harness import HeldChannel, Pipeline
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+from test_engine_machine import EngineMachine
+
+from specserve.transport import Arrived
+
+
+class LateChannel(HeldChannel):
+    """Replies wait on their way back until the test lets one through; then it may take any."""
+
+    def __init__(self, worker, peer, life=0):
+        super().__init__(worker, peer, life)
+        self.replies = []
+
+    def work(self):
+        if self.held:
+            self.replies += self.worker.handle(self.held.popleft())
+
+    def let_through(self, engine, which=0, keep=False):
+        if self.replies:
+            which %= len(self.replies)
+            reply = self.replies[which] if keep else self.replies.pop(which)
+            engine.receive(Arrived(self.peer, self.life, reply))
+
+    def deliver(self, engine):
+        """Everything in order, as a channel without faults would."""
+        self.work()
+        while self.replies:
+            self.let_through(engine)
+
+
+class AheadMachine(EngineMachine):
+    """The machine of the engine with drafting ahead, and with a way back that loses, repeats and reorders."""
+
+    def pipeline_of(self, **fields):
+        return Pipeline(make_channel=LateChannel, **fields | {"outcomes": self.outcomes, "draft_blocks": 40})
+
+    @initialize(
+        depth=st.sampled_from([1, 3, 6]),
+        blocks=st.sampled_from([16, 24]),
+        slots=st.sampled_from([8, 60]),
+        outcomes=st.sampled_from([1, 2, 5, 30, None]),
+    )
+    def build(self, depth, blocks, slots, outcomes):
+        self.outcomes = outcomes
+        self.start(depth, blocks, slots)
+
+    @rule()
+    def the_draft_works(self):
+        self.pipeline.draft.work()
+
+    @rule(which=st.integers(0, 9))
+    def a_late_push(self, which):
+        self.pipeline.draft.let_through(self.pipeline.engine, which)
+
+    @rule(which=st.integers(0, 9))
+    def a_push_comes_twice(self, which):
+        self.pipeline.draft.let_through(self.pipeline.engine, which, keep=True)
+
+    @rule(which=st.integers(0, 9))
+    def a_push_is_lost(self, which):
+        if self.pipeline.draft.replies:
+            self.pipeline.draft.replies.pop(which % len(self.pipeline.draft.replies))
+
+    def teardown(self):
+        if hasattr(self, "pipeline"):
+            self.pipeline.settle()
+            self.pipeline.clock.now += 30  # a worker whose last push was lost is given up
+        super().teardown()
+
+
+TestAhead = AheadMachine.TestCase
+TestAhead.settings = settings(
+    max_examples=150,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    derandomize=True,
+)
