@@ -163,6 +163,16 @@ class Config(Section):
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     log_format: Literal["text", "json"] = Field("text", description="form of log lines")
 
+    @model_validator(mode="after")
+    def _one_language(self) -> Config:
+        target, draft = self.target, self.draft.model
+        if target.source == draft.source == "emulated" and target.emulated.seed != draft.emulated.seed:
+            raise ValueError(
+                f"target.emulated.seed {target.emulated.seed} and draft.model.emulated.seed {draft.emulated.seed} make "
+                f"two unrelated languages; an emulated draft knows its target's only with the same seed"
+            )
+        return self
+
     @property
     def served_name(self) -> str:
         """The model id that clients use."""

@@ -109,7 +109,7 @@ class DigestPages:
         )
 
     def _store(self, flat: _Flat, digests: Words, before: Words) -> None:
-        begins = np.flatnonzero((np.diff(flat.blocks, prepend=-1) != 0) | (np.diff(flat.rows, prepend=-1) != 0))
+        begins = np.flatnonzero((flat.offsets == 0) | (np.diff(flat.rows, prepend=-1) != 0))
         touched = flat.blocks[begins]
         if len(np.unique(touched)) != len(touched):
             raise ProtocolError(f"blocks {sorted(touched.tolist())} are written by two rows, or twice by one")
