@@ -125,7 +125,10 @@ def _rules_arguments(rules: argparse.ArgumentParser) -> None:
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help="YAML file with the configuration")
-    parser.add_argument("--target", help="the target model: demo, a folder, or a .gguf file (target.source)")
+    parser.add_argument(
+        "--profile", help="no models: emulate the devices of this profile, one of models/profiles/ or a .json file"
+    )
+    parser.add_argument("--target", help="the target model: demo, emulated, a folder, or a .gguf file (target.source)")
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
     parser.add_argument("--speculator", help="small_model, ngram or none (draft.speculator)")
     if parser.prog.endswith(("serve", "check")):
@@ -168,8 +171,12 @@ _FLAGS = {
 
 
 def read_config(arguments: argparse.Namespace) -> Config:
-    """The configuration of a command: file, then flags, then --set, the later ones winning. Raises ConfigError."""
+    """The configuration of a command: file, profile, flags, --set, the later ones winning. Raises ConfigError."""
     overrides: dict[str, Any] = {}
+    if arguments.profile is not None:
+        from specserve.models._device_profile import settings
+
+        overrides |= settings(arguments.profile)
     for flag, dotted in _FLAGS.items():
         value = getattr(arguments, flag, None)
         if value is not None:
