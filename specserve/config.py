@@ -136,6 +136,11 @@ class EngineConfig(Section):
         return max(1, self.max_requests * self.depth * (1 + self.most_outcomes))
 
     @property
+    def ranks(self) -> int:
+        """Likely tokens kept beside each drafted one: the guesses at one place, and the drafted token itself."""
+        return 0 if self.outcomes == 0 else self.fan_out + 1
+
+    @property
     def most_outcomes(self) -> int:
         """Branches that one request may have: at each chain position `fan_out` corrections, and what may follow all."""
         every = self.depth * self.fan_out + self.fan_out + 1

@@ -3,7 +3,8 @@
     with LocalEngine() as engine:
         print(engine.generate(["Once upon a time"], max_tokens=40)[0].text)
 
-One background thread drives the coordinator and, through local channels, both workers in turn.
+One background thread drives the coordinator and, through local channels, both workers in turn; where the draft works
+ahead of the verdict, each worker has a thread of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from specserve.metrics import EngineMetrics
 from specserve.sampling.grammar import Grammars
 from specserve.text import AnswerText, Tokenizer
 from specserve.transport import Mailbox, Worker
-from specserve.transport.local import LocalChannel
+from specserve.transport.local import LocalChannel, ThreadChannel
 from specserve.types import (
     Delta,
     FinishReason,
@@ -126,18 +127,22 @@ class LocalEngine:
         self._numbers = itertools.count()
         self._closed = False
         mailbox = Mailbox()
-        drafter = None if parts.draft_worker is None else LocalChannel(parts.draft_worker, mailbox, "draft")
+        # Workers that take turns share the engine's thread; one that drafts ahead needs the target to run beside it.
+        channel = LocalChannel if parts.draft_worker is None or self.config.engine.outcomes == 0 else ThreadChannel
+        verifier = channel(parts.verifier, mailbox, "target")
+        drafter = None if parts.draft_worker is None else channel(parts.draft_worker, mailbox, "draft")
         self._engine = Engine(
             self.config,
             target=parts.target,
             draft=parts.draft,
-            verifier=LocalChannel(parts.verifier, mailbox, "target"),
+            verifier=verifier,
             drafter=drafter,
             guesser=parts.guesser,
             tokenizer=parts.tokenizer,
             metrics=self._metrics,
             sink=self._deliver,
         )
+        self._channels = [each for each in (verifier, drafter) if each is not None]
         self._mailbox = mailbox
         self._loop = Loop(self._engine, mailbox)
         self._loop.start()
@@ -298,6 +303,8 @@ class LocalEngine:
             self._closed = True
             self._loop.call(lambda: self._engine.cancel_owner(_OWNER)).result()
             self._loop.stop()
+            for each in self._channels:
+                each.close()
 
     def __enter__(self) -> Self:
         return self

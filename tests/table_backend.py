@@ -53,6 +53,11 @@ class TableBackend:
         self._tokens = np.zeros((blocks, block_tokens), dtype=np.int64)
         self._positions = np.full((blocks, block_tokens), -1, dtype=np.int64)
 
+    def copy_blocks(self, sources, copies) -> None:
+        """Copy whole blocks."""
+        for source, copy in zip(sources, copies, strict=True):
+            self._tokens[copy], self._positions[copy] = self._tokens[source], self._positions[source]
+
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write, then look up the table for every wanted token. Raises RuntimeError for a history that is not there."""
         self.forwards.append(batch)

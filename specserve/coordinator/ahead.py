@@ -26,7 +26,6 @@ from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promis
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, PushAhead
 
-
 _GIVE_UP_AFTER = 10
 """Times the longest wait for a draft, before a worker that does not answer counts as lost."""
 

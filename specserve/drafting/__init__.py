@@ -8,8 +8,8 @@ KIND = "guesser"   `build(config)` returns a `Guesser`, which lives in the coord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from specserve import folders
@@ -75,6 +75,52 @@ class Job:
         return self.start + len(self.feed)
 
 
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """One request of a plan ahead: its committed tokens and the chain that the target is checking, to be fed.
+
+    feed holds the tokens from absolute position `start` on, never none; table covers them. The first `base` tokens are
+    committed; chain are those after them, the last tokens of the feed or fed before, and chain_slots [len(chain)] hold
+    their dists. Profile and shared_noise as in `Job`.
+    """
+
+    start: int
+    feed: Array
+    table: Array
+    profile: Profile
+    shared_noise: bool
+    base: int
+    chain: list[int]
+    chain_slots: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One outcome to draft for: `kept` chain tokens, then a guess of the target's next token, then drafted ones.
+
+    trunk is its number in the plan. rank numbers the guesses at one place, likeliest first, the chain's own token not
+    among them. first is the step in which the guess is fed: 0 where all before it is cached and known, else 1.
+    slots [depth] take the dists of the drafted tokens; table covers all of them but the last; copy is a pair of block
+    ids, from and to, that makes the beginning of the branch's first own block, None where it has none.
+    """
+
+    trunk: int
+    kept: int
+    rank: int
+    first: int
+    slots: Array
+    table: Array
+    copy: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What one step brought: guesses (branch, token), and drafted tokens (branch, place in its chain, token)."""
+
+    guesses: list[tuple[int, int]] = field(default_factory=list)
+    tokens: list[tuple[int, int, int]] = field(default_factory=list)
+
+
 class Speculator(Protocol):
     """A model that drafts."""
 
@@ -84,6 +130,15 @@ class Speculator(Protocol):
         A chain ends early where the model's logits are not finite. A drafted token is drawn, or won a race, from the
         dist that the workspace holds at its slot afterwards; where no job draws (all temperatures 0), the workspace may
         be left as it is. All but a job's last leased token are fed.
+        """
+        ...
+
+    def explore(self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace) -> Iterator[Grown]:
+        """Feed each trunk and grow each branch; every step is one forward, and all guesses come with the first.
+
+        Tokens are picked as in `propose`, their noise keyed by the place in the branch's chain. A branch that has no
+        guess (too few ids have mass) does not grow. Beside each slot is kept, by `Workspace.rank`, what else was
+        likely there.
         """
         ...
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
 from specserve.config import DraftConfig
-from specserve.drafting import Job, Kind
+from specserve.drafting import Branch, Grown, Job, Kind, Trunk
+from specserve.drafting._chains import Chain, Picker, allowed, likeliest
 from specserve.drafting.workspace import Workspace
-from specserve.errors import SpecserveError
 from specserve.models import Backend
 from specserve.models._stretches import Stretch, ragged
-from specserve.sampling.constraint import Constraint, restrict
-from specserve.sampling.dists import greedy_choice, process
-from specserve.sampling.noise import Purpose, token_keys, uniform
-from specserve.sampling.processors import Place, apply
+from specserve.sampling.dists import process
+from specserve.sampling.noise import token_keys
 from specserve.sampling.profiles import Settings
+from specserve.sampling.race import race_ranking
 from specserve.transport.messages import Array
 
 KIND: Final[Kind] = "model"
@@ -41,96 +40,140 @@ class SmallModel:
         if not jobs:
             return []
         logits = self._backend.forward(ragged([_feed(job) for job in jobs]))
-        chains = _Chains(jobs, self._vocab_size, workspace)
+        chains = [Chain(job.profile, job.first, job.slots, job.shared_noise) for job in jobs]
+        picker = Picker(chains, self._vocab_size, workspace)
         for step in range(max(job.depth for job in jobs)):
+            rows = [row for row, job in enumerate(jobs) if job.depth > step]
             if step:
-                rows = chains.rows(step)
-                logits = self._backend.forward(ragged([_last(jobs[r], chains.tokens[r]) for r in rows]))
-            chains.choose(step, logits)
-        return [tokens[:length] for tokens, length in zip(chains.tokens, chains.lengths, strict=True)]
+                logits = self._backend.forward(ragged([_next(chains[row], jobs[row].table) for row in rows]))
+            picker.pick(rows, logits)
+        return [chain.tokens[: chain.healthy] for chain in chains]
+
+    def explore(self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace) -> Iterator[Grown]:
+        """See `drafting.Speculator`."""
+        growth = _Growth(trunks, branches, workspace, self._vocab_size)
+        for step in range(growth.steps):
+            sources, copies = growth.copies(step)
+            if len(sources):
+                self._backend.copy_blocks(sources, copies)
+            yield growth.take(step, self._backend.forward(ragged(growth.stretches(step))))
 
 
-class _Chains:
-    """The chains of one plan as they grow. Noise and settings of all steps are made once.
+_UNKNOWN = -1
 
-    lengths[r] counts row r's tokens before the first one that came of logits which are not finite.
-    """
 
-    def __init__(self, jobs: Sequence[Job], vocab_size: int, workspace: Workspace) -> None:
-        self.tokens: list[list[int]] = [[] for _ in jobs]
-        self.lengths = [0] * len(jobs)
-        self._jobs = jobs
-        self._vocab_size = vocab_size
+class _Growth:
+    """The branches of one plan as they grow, step by step."""
+
+    def __init__(
+        self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace, vocab_size: int
+    ) -> None:
+        self._trunks = trunks
+        self._branches = branches
         self._workspace = workspace
-        self._settings = Settings.of([job.profile for job in jobs])
-        self._sampled = bool((self._settings.temperature > 0).any())
-        if self._sampled:
-            first = torch.tensor([job.first for job in jobs])
-            places = torch.arange(max(job.depth for job in jobs))
-            positions = first[:, None] + places
-            seeds, branches = self._settings.seeds[:, None], self._settings.branches[:, None]
-            self._noise = uniform(seeds, Purpose.PROPOSE, positions, branches, places)
-            self._shared = torch.tensor([job.shared_noise for job in jobs])
-            self._keys = token_keys(seeds, positions, branches)
+        self._vocab_size = vocab_size
+        self.steps = max([1, *(branch.first + len(branch.slots) for branch in branches)])
+        self._guesses = [self._beside_chain(branch) if branch.first == 0 else _UNKNOWN for branch in branches]
+        self._chains = [self._chain(branch, guess) for branch, guess in zip(branches, self._guesses, strict=True)]
+        self._picker = Picker(self._chains, vocab_size, workspace)
 
-    def rows(self, step: int) -> list[int]:
-        """The jobs that draft a token in this step."""
-        return [row for row, job in enumerate(self._jobs) if job.depth > step]
+    def _chain(self, branch: Branch, guess: int) -> Chain:
+        trunk = self._trunks[branch.trunk]
+        # A guess that is not known yet stands in as 0, so that positions are right.
+        before = [*trunk.chain[: branch.kept], max(guess, 0)]
+        return Chain(trunk.profile, trunk.base, branch.slots, trunk.shared_noise, before)
 
-    def choose(self, step: int, logits: torch.Tensor) -> None:
-        """Pick the step's tokens from logits [m, V] of `rows(step)`."""
-        rows = self.rows(step)
-        apply(logits, self._places(rows), self._vocab_size)
-        logits = self._restricted(rows, step, logits)
-        finite = logits[:, : self._vocab_size].amax(-1).isfinite()
-        tokens = self._draw(rows, step, logits) if self._sampled else greedy_choice(logits, self._vocab_size)
-        for row, token, healthy in zip(rows, *torch.stack([tokens, finite.long()]).tolist(), strict=True):
-            self.lengths[row] += healthy if self.lengths[row] == step else 0
-            self.tokens[row].append(token)
+    def _beside_chain(self, branch: Branch) -> int:
+        """A guess of what comes instead of a chain token: by rank, where that token was picked."""
+        trunk = self._trunks[branch.trunk]
+        ids = self._workspace.ranked(trunk.chain_slots[branch.kept : branch.kept + 1])[0]
+        others = [each for each in ids if each >= 0 and each != trunk.chain[branch.kept]]
+        return others[branch.rank] if branch.rank < len(others) else _UNKNOWN
 
-    def _places(self, rows: list[int]) -> list[Place]:
-        chains = ((at, self._jobs[row].profile.processors, self.tokens[row]) for at, row in enumerate(rows))
-        return [Place(at, processors, drafted) for at, processors, drafted in chains if processors is not None]
+    def _growing(self, step: int) -> list[int]:
+        """The branches that take part in a step."""
+        return [
+            index
+            for index, branch in enumerate(self._branches)
+            if branch.first <= step < branch.first + len(branch.slots) and self._guesses[index] != _UNKNOWN
+        ]
 
-    def _restricted(self, rows: list[int], step: int, logits: torch.Tensor) -> torch.Tensor:
-        """Logits under the rows' grammars. An ended or impossible answer allows nothing, which ends its chain."""
-        held, bits = [], []
-        for index, row in enumerate(rows):
-            constraint = self._jobs[row].profile.constraint
-            if constraint is not None:
-                held.append(index)
-                bits.append(_allowed(constraint, self._jobs[row], self.tokens[row], self.lengths[row]))
-        return restrict(logits, held, bits)
+    def copies(self, step: int) -> tuple[list[int], list[int]]:
+        """Block ids, from and to, that are copied before a step."""
+        pairs = [
+            branch.copy
+            for branch, guess in zip(self._branches, self._guesses, strict=True)
+            if branch.first == step and guess != _UNKNOWN and branch.copy is not None
+        ]
+        return [source for source, _ in pairs], [copy for _, copy in pairs]
 
-    def _draw(self, rows: list[int], step: int, logits: torch.Tensor) -> torch.Tensor:
-        index = torch.tensor(rows)
-        settings = self._settings.take(index)
+    def stretches(self, step: int) -> list[Stretch]:
+        """The rows of a step: in the first one the trunks' feeds, and every growing branch's last token."""
+        feeds = [Stretch(trunk.start, trunk.feed, trunk.table, 1) for trunk in self._trunks] if step == 0 else []
+        return feeds + [_next(self._chains[index], self._branches[index].table) for index in self._growing(step)]
+
+    def take(self, step: int, logits: torch.Tensor) -> Grown:
+        """Pick every growing branch's next token and, behind the feeds, the guesses that waited for them."""
+        growing = self._growing(step)
+        fed = len(self._trunks) if step == 0 else 0
+        if growing:
+            self._picker.pick(growing, logits[fed:])
+        if step == 0:
+            self._guess_late(logits[:fed])
+        chains = [(index, self._chains[index]) for index in growing]
+        return Grown(
+            guesses=[] if step else [(index, guess) for index, guess in enumerate(self._guesses) if guess != _UNKNOWN],
+            tokens=[
+                (index, len(chain.tokens) - 1, chain.tokens[-1])
+                for index, chain in chains
+                if chain.healthy == len(chain.tokens)
+            ],
+        )
+
+    def _guess_late(self, logits: torch.Tensor) -> None:
+        """The guesses that are fed in the second step; logits [trunks, V] are those behind the feeds."""
+        late = [(index, branch) for index, branch in enumerate(self._branches) if branch.first == 1]
+        behind = {branch.trunk for _, branch in late if branch.kept == len(self._trunks[branch.trunk].chain)}
+        rankings = self._rankings(sorted(behind), logits)
+        for index, branch in late:
+            ranking = rankings.get(branch.trunk, [])
+            if branch.kept < len(self._trunks[branch.trunk].chain):
+                guess = self._beside_chain(branch)
+            else:
+                guess = ranking[branch.rank] if branch.rank < len(ranking) else _UNKNOWN
+            self._guesses[index] = guess
+            self._chains[index].before[-1] = max(guess, 0)
+
+    def _rankings(self, behind: list[int], logits: torch.Tensor) -> dict[int, list[int]]:
+        """What may follow the whole chains of these trunks, likeliest first, by their own way of picking."""
+        if not behind:
+            return {}
+        trunks = [self._trunks[index] for index in behind]
+        nothing = np.empty(0, dtype=np.int64)
+        ends = [Chain(trunk.profile, trunk.base, nothing, trunk.shared_noise, list(trunk.chain)) for trunk in trunks]
+        logits = allowed(logits[torch.tensor(behind)], ends, self._vocab_size)
+        width = self._workspace.ranks
+        ranked = likeliest(logits[:, : self._vocab_size], width)
+        raced = [at for at, trunk in enumerate(trunks) if trunk.shared_noise]
+        if raced:
+            # With shared noise it is the race that the target will run which says what it will draw.
+            ranked[torch.tensor(raced)] = self._raced([ends[at] for at in raced], logits[torch.tensor(raced)], width)
+        return {
+            trunk: [token for token in ids if token >= 0] for trunk, ids in zip(behind, ranked.tolist(), strict=True)
+        }
+
+    def _raced(self, ends: Sequence[Chain], logits: torch.Tensor, width: int) -> torch.Tensor:
+        settings = Settings.of([chain.profile for chain in ends])
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
-        slots = np.array([self._jobs[row].slots[step] for row in rows])
-        self._workspace.put(slots, dist)
-        tokens = self._workspace.draw(slots, self._noise[index, step])
-        shared = self._shared[index].nonzero().squeeze(1)
-        if len(shared):
-            tokens[shared.to(tokens.device)] = self._workspace.race(
-                slots[shared.numpy()], self._keys[index[shared], step]
-            )
-        return tokens
-
-
-def _allowed(constraint: Constraint, job: Job, drafted: list[int], healthy: int) -> Array | None:
-    """What may follow the drafted tokens; None past the chain's end."""
-    if healthy < len(drafted):
-        return None
-    try:
-        constraint.write(job.first + len(drafted[:-1]), drafted[-1:])
-        return None if constraint.ended else constraint.allowed()
-    except SpecserveError:  # the verifier tells the client; here there is just nothing to draft
-        return None
+        keys = token_keys(settings.seeds, torch.tensor([chain.first for chain in ends]), settings.branches)
+        return race_ranking(dist, keys, width)
 
 
 def _feed(job: Job) -> Stretch:
     return Stretch(job.start, job.feed, job.table, 1 if job.depth else 0)
 
 
-def _last(job: Job, tokens: list[int]) -> Stretch:
-    return Stretch(job.first + len(tokens) - 1, tokens[-1:], job.table, 1)
+def _next(chain: Chain, table: Array) -> Stretch:
+    """The chain's last token, or the one before its first."""
+    drafted = chain.tokens[-1:] or chain.before[-1:]
+    return Stretch(chain.first + len(chain.tokens) - 1, drafted, table, 1)

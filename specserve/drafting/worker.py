@@ -1,13 +1,14 @@
 """The draft worker: plans in, drafted nodes out. It knows rows and slots; how tokens are drafted is the speculator's.
 
 A `Plan` is answered by one message: the `Push` of all its rows, or a `Failed` that names the rows at fault, or none
-when the plan as a whole could not be computed. A row whose dists are not finite is no fault: its chain ends there.
+when the plan as a whole could not be computed. A `PlanAhead` is answered by a `PushAhead` after every step, or
+likewise. A row whose dists are not finite is no fault: its chain ends there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -16,7 +17,7 @@ import torch
 
 from specserve import folders
 from specserve.config import Config
-from specserve.drafting import Job, Speculator
+from specserve.drafting import Branch, Grown, Job, Speculator, Trunk
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
 from specserve.errors import ProtocolError
 from specserve.models._stretches import one_length, split, tokens_in_range
@@ -25,7 +26,7 @@ from specserve.models.loading import prepare
 from specserve.sampling.grammar import Grammars
 from specserve.sampling.profiles import Profile, Profiles
 from specserve.text import Tokenizer
-from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, Push
+from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, PlanAhead, Push, PushAhead
 from specserve.types import DraftPicks, RuleName, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,9 @@ log = logging.getLogger(__name__)
 class DraftWorker:
     """A `transport.Worker` that holds a speculator and its slots. Never raises from `handle`.
 
-    vocab_size bounds the tokens that may be fed. picks says for each rule how its drafted tokens are picked; those
-    that are not in it are sampled. Only sampled tokens need their dists shipped, and only where the temperature is not
-    0; a plan ships those of all its nodes or of none.
+    vocab_size bounds the tokens that may be fed; block_tokens is the size of the backend's pages. picks says for each
+    rule how its drafted tokens are picked; those that are not in it are sampled. Only sampled tokens need their dists
+    shipped, and only where the temperature is not 0; a push ships those of all its nodes or of none.
     grammars are needed for structured requests only.
     """
 
@@ -46,17 +47,19 @@ class DraftWorker:
         workspace: Workspace,
         *,
         vocab_size: int,
+        block_tokens: int = 16,
         picks: Mapping[RuleName, DraftPicks] | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         self._speculator = speculator
         self._workspace = workspace
         self._vocab_size = vocab_size
+        self._block_tokens = block_tokens
         self._picks = draft_picks() if picks is None else picks
         self._profiles = Profiles(grammars)
 
-    def handle(self, message: Message) -> list[Message]:
-        """Answer `Open` and `Close` with nothing, `Plan` as the module says, anything else with `Failed`."""
+    def handle(self, message: Message) -> Iterable[Message]:
+        """Answer `Open` and `Close` with nothing, plans as the module says, anything else with `Failed`."""
         match message:
             case Open():
                 self._profiles.open(message)
@@ -66,6 +69,8 @@ class DraftWorker:
                 return []
             case Plan():
                 return [self._plan(message)]
+            case PlanAhead():
+                return self._plan_ahead(message)
         return [_failed(-1, f"a draft worker does not understand {type(message).__name__}")]
 
     def _plan(self, message: Plan) -> Message:
@@ -111,10 +116,15 @@ class DraftWorker:
         return jobs, faults
 
     def _job(self, start: int, feed: Array, slots: Array, table: Array, profile: Profile) -> Job:
+        profile, shared_noise = self._picking(profile)
+        return Job(start, feed, slots, table, profile, shared_noise)
+
+    def _picking(self, profile: Profile) -> tuple[Profile, bool]:
+        """The profile that drafted tokens are picked by, and whether they race with the target's noise."""
         picks = self._picks.get(profile.rule, "sampling")
         if picks == "argmax":
             profile = replace(profile, temperature=0.0)
-        return Job(start, feed, slots, table, profile, shared_noise=picks == "shared_noise" and profile.temperature > 0)
+        return profile, picks == "shared_noise" and profile.temperature > 0
 
     def _check(self, job: Job) -> None:
         if not len(job.feed):
@@ -148,6 +158,124 @@ class DraftWorker:
             busy_s=perf_counter() - began,
         )
 
+    # ---- ahead of the verdict
+
+    def _plan_ahead(self, message: PlanAhead) -> Iterator[Message]:
+        began = perf_counter()
+        try:
+            trunks, faults = self._trunks(message)
+            if faults:
+                yield Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
+                return
+            branches = self._branches(message, trunks)
+            steps = max([1, *(branch.first + len(branch.slots) for branch in branches)])
+            growing = self._speculator.explore(trunks, branches, self._workspace)
+            for step in range(steps):
+                with torch.inference_mode():
+                    push = self._push_ahead(message, step, steps, trunks, branches, next(growing))
+                now = perf_counter()
+                yield replace(push, busy_s=now - began)
+                began = perf_counter()
+        except Exception as error:  # whatever one plan provokes must not end the worker
+            log.exception("plan %d failed", message.plan)
+            yield _failed(message.plan, f"{type(error).__name__}: {error}")
+
+    def _trunks(self, message: PlanAhead) -> tuple[list[Trunk], dict[int, str]]:
+        """The trunks of a plan, and for each row that cannot be served why. Raises ProtocolError as `_read`."""
+        one_length(
+            rows=message.rows,
+            epochs=message.epochs,
+            bases=message.bases,
+            text_starts=message.text_starts,
+            starts=message.starts,
+            branch_counts=message.branch_counts,
+        )
+        texts = split("texts", message.texts, message.text_lengths)
+        chain_slots = split("chain_slots", message.chain_slots, message.chain_lengths)
+        tables = split("tables", message.tables, message.table_lengths)
+        trunks, faults = [], {}
+        for i, row in enumerate(message.rows.tolist()):
+            try:
+                profile = self._profiles.find(row, int(message.epochs[i]))
+                places = int(message.text_starts[i]), int(message.bases[i]), int(message.starts[i])
+                trunks.append(self._trunk(profile, texts[i], places, chain_slots[i], tables[i]))
+            except ProtocolError as error:
+                faults[row] = f"row {row}: {error.message}"
+        return trunks, faults
+
+    def _trunk(
+        self, profile: Profile, text: Array, places: tuple[int, int, int], chain_slots: Array, table: Array
+    ) -> Trunk:
+        text_start, base, start = places
+        if not 0 <= text_start <= start < text_start + len(text):
+            raise ProtocolError(f"a feed from position {start} of a text from {text_start} with {len(text)} tokens")
+        if text_start > base or base + len(chain_slots) != text_start + len(text):
+            raise ProtocolError(f"{base} committed tokens and a chain of {len(chain_slots)} are not the text's")
+        tokens_in_range(text, self._vocab_size)
+        committed = text[: base - text_start].tolist()
+        profile.wrote(text_start, committed)
+        if profile.constraint is not None:
+            profile.constraint.write(text_start, committed)
+        profile, shared_noise = self._picking(profile)
+        chain = text[base - text_start :].tolist()
+        return Trunk(start, text[start - text_start :], table, profile, shared_noise, base, chain, chain_slots)
+
+    def _branches(self, message: PlanAhead, trunks: Sequence[Trunk]) -> list[Branch]:
+        """Raises ProtocolError for a branch that cannot grow as it is told to."""
+        one_length(
+            parents=message.parents,
+            ranks=message.ranks,
+            firsts=message.firsts,
+            depths=message.depths,
+            copies=message.copies,
+        )
+        if int(message.branch_counts.sum()) != len(message.parents):
+            raise ProtocolError(f"branch counts {message.branch_counts.tolist()} for {len(message.parents)} branches")
+        if not len(message.parents):
+            return []
+        slots = split("slots", message.slots, message.depths)
+        own = split("own_blocks", message.own_blocks, message.own_lengths)
+        owners = np.repeat(np.arange(len(trunks)), message.branch_counts).tolist()
+        columns = (message.parents, message.ranks, message.firsts, message.copies)
+        rows = zip(owners, *(column.tolist() for column in columns), slots, own, strict=True)
+        return [self._branch(trunks[owner], owner, *row) for owner, *row in rows]
+
+    def _branch(
+        self, trunk: Trunk, owner: int, kept: int, rank: int, first: int, copied: int, slots: Array, own: Array
+    ) -> Branch:
+        at_once = kept < len(trunk.chain) and trunk.start >= trunk.base + kept
+        if not 0 <= kept <= len(trunk.chain) or not rank >= 0 or first not in ((0, 1) if at_once else (1,)):
+            raise ProtocolError(f"a branch after {kept} of {len(trunk.chain)} tokens, rank {rank}, step {first}")
+        if not len(slots) or not len(own):
+            raise ProtocolError("a branch without slots or blocks")
+        full = (trunk.base + kept) // self._block_tokens
+        table = np.concatenate([trunk.table[:full], own])
+        return Branch(owner, kept, rank, first, slots, table, None if copied < 0 else (copied, int(own[0])))
+
+    def _push_ahead(
+        self,
+        message: PlanAhead,
+        step: int,
+        steps: int,
+        trunks: Sequence[Trunk],
+        branches: Sequence[Branch],
+        grown: Grown,
+    ) -> PushAhead:
+        guesses = [(branch, -1, token) for branch, token in grown.guesses]
+        events = np.array(guesses + grown.tokens, dtype=np.int32).reshape(-1, 3)
+        drawn = any(trunk.profile.temperature > 0 and not trunk.shared_noise for trunk in trunks)
+        slots = np.array([branches[branch].slots[place] for branch, place, _ in grown.tokens], dtype=np.int64)
+        return PushAhead(
+            plan=message.plan,
+            step=step,
+            last=step == steps - 1,
+            branches=np.ascontiguousarray(events[:, 0]),
+            places=np.ascontiguousarray(events[:, 1]),
+            tokens=np.ascontiguousarray(events[:, 2]),
+            dists=self._workspace.ship(slots) if drawn and len(slots) else Dists.none(),
+            busy_s=0.0,
+        )
+
     def _dists(self, jobs: Sequence[Job], slots: Array) -> Dists:
         """Every node's dist, or none at all when no node was drawn."""
         drawn = any(job.profile.temperature > 0 and not job.shared_noise for job in jobs)
@@ -174,10 +302,19 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     backend, info = load_backend(config.draft.model, "draft", config.engine)
     speculator = folders.load("drafting", config.draft.speculator).build(config.draft, backend, info.vocab_size)
     workspace = Workspace(
-        config.engine.slot_count, _dist_store(config, info.vocab_size, backend.device), backend.device
+        config.engine.slot_count,
+        _dist_store(config, info.vocab_size, backend.device),
+        backend.device,
+        ranks=config.engine.ranks,
     )
     grammars = Grammars(Tokenizer.load(prepare(config.draft.model, log.info, role="draft")))
-    worker = DraftWorker(speculator, workspace, vocab_size=backend.vocab_size, grammars=grammars)
+    worker = DraftWorker(
+        speculator,
+        workspace,
+        vocab_size=backend.vocab_size,
+        block_tokens=config.engine.block_tokens,
+        grammars=grammars,
+    )
     return worker, info
 
 

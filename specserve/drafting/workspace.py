@@ -13,7 +13,7 @@ import torch
 from specserve.errors import ProtocolError
 from specserve.sampling import wire
 from specserve.sampling.dists import draw
-from specserve.sampling.race import race, race_sparse
+from specserve.sampling.race import first_ids, race, race_ranking, race_scores, race_sparse
 from specserve.transport.messages import Array, Dists
 
 
@@ -30,6 +30,13 @@ class DistStore(Protocol):
 
     def race(self, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """One token per slot, int64 [m], that wins by what is kept there, under keys int32 [m, 4] of its noise."""
+        ...
+
+    def likeliest(self, slots: torch.Tensor, count: int, keys: torch.Tensor | None) -> torch.Tensor:
+        """int64 [m, count]: ids by what is kept there, likeliest first, −1 where fewer have mass.
+
+        With keys int32 [m, 4], by how they finish in the race instead.
+        """
         ...
 
     def ship(self, slots: torch.Tensor) -> Dists:
@@ -57,6 +64,12 @@ class SparseDists:
         """One token per slot that wins by what is kept there."""
         return race_sparse(self._ids[slots], wire.normalise(self._probs[slots]), keys)
 
+    def likeliest(self, slots: torch.Tensor, count: int, keys: torch.Tensor | None) -> torch.Tensor:
+        """The first ids by what is kept there, or by their race."""
+        ids, probs = self._ids[slots], self._probs[slots]
+        scores = probs.double() if keys is None else race_scores(ids, wire.normalise(probs), keys)
+        return first_ids(ids.long(), scores, count)
+
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
         return wire.encode_sparse(self._ids[slots], self._probs[slots])
@@ -80,16 +93,28 @@ class DenseDists:
         """One token per slot that wins by what is kept there."""
         return race(wire.normalise(self._probs[slots]), keys)
 
+    def likeliest(self, slots: torch.Tensor, count: int, keys: torch.Tensor | None) -> torch.Tensor:
+        """The first ids by what is kept there, or by their race."""
+        dist = wire.normalise(self._probs[slots])
+        if keys is not None:
+            return race_ranking(dist, keys, count)
+        ids = torch.arange(dist.shape[1], device=dist.device).expand(len(dist), -1)
+        return first_ids(ids, dist, count)
+
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
         return wire.encode_dense(self._probs[slots])
 
 
 class Workspace:
-    """All slots of one draft worker. hidden_size 0 keeps no hidden states."""
+    """All slots of one draft worker. hidden_size 0 keeps no hidden states, ranks 0 no rankings."""
 
-    def __init__(self, slots: int, dists: DistStore, device: torch.device, hidden_size: int = 0) -> None:
+    def __init__(
+        self, slots: int, dists: DistStore, device: torch.device, hidden_size: int = 0, ranks: int = 0
+    ) -> None:
         self._slots = slots
+        self.ranks = ranks
+        self._ranked = np.full((slots, ranks), -1, dtype=np.int64)
         self._device = device
         self._dists = dists
         self._hidden = torch.zeros(slots, hidden_size, device=device)
@@ -109,6 +134,21 @@ class Workspace:
     def ship(self, slots: Array) -> Dists:
         """The kept dists of slots [m] as bytes, in that order. Raises ProtocolError likewise."""
         return self._dists.ship(self._checked(slots))
+
+    def likeliest(self, slots: Array, keys: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 [m, ranks]: ids in the order of the kept dists or, with keys [m, 4], of their race; −1 for none."""
+        return self._dists.likeliest(self._checked(slots), self.ranks, None if keys is None else keys.to(self._device))
+
+    def rank(self, slots: Array, ids: torch.Tensor) -> None:
+        """Keep int64 [m, ranks] beside slots [m]: what else was likely where their tokens were picked."""
+        self._checked(slots)
+        self._ranked[slots] = ids.cpu().numpy()
+
+    def ranked(self, slots: Array) -> list[list[int]]:
+        """What `rank` kept beside these slots. Raises ProtocolError likewise."""
+        self._checked(slots)
+        found: list[list[int]] = self._ranked[slots].tolist()
+        return found
 
     def put_hidden(self, slots: Array, hidden: torch.Tensor) -> None:
         """Scatter hidden states [m, hidden_size] to slots [m]. Raises ProtocolError likewise."""

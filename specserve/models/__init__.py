@@ -7,6 +7,7 @@ parts, not choices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -99,6 +100,10 @@ class Backend(Protocol):
 
     def allocate(self, blocks: int, block_tokens: int) -> None:
         """Make the KV pages, once, before the first forward."""
+        ...
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """Make the pages `copies` hold what the pages `sources` hold; no page is in both."""
         ...
 
     def forward(self, batch: RaggedBatch) -> torch.Tensor:

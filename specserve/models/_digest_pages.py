@@ -7,6 +7,7 @@ position or a feed that is wrong anywhere makes an error instead of a text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,11 @@ class DigestPages:
         digests: Words = total + (before - (total - spread)[flat.begins])[flat.rows]
         self._store(flat, digests, digests - spread)
         return digests
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """Make the blocks `copies` hold what the blocks `sources` hold."""
+        for store in (self._digests, self._parents, self._filled):
+            store[list(copies)] = store[list(sources)]
 
     def _flat(self, batch: RaggedBatch) -> _Flat:
         lengths = np.diff(batch.offsets)

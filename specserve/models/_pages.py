@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +64,13 @@ class Pages:
             layer: torch.zeros(slots, layout.kv_heads, layout.value_dim, dtype=layout.dtype, device=device)
             for layer, layout in layouts.items()
         }
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """Make the blocks `copies` hold what the blocks `sources` hold, in all layers."""
+        for store in (self.keys, self.values):
+            for pages in store.values():
+                blocks = pages.view(-1, self.block_tokens, *pages.shape[1:])
+                blocks[list(copies)] = blocks[list(sources)]
 
 
 class PagedStep:

@@ -13,6 +13,7 @@ them. Answers end at their token limit only: the language never says its end tok
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -107,6 +108,12 @@ class EmulatedModel:
     def allocate(self, blocks: int, block_tokens: int) -> None:
         """Make the pages of digests: 8 bytes per position."""
         self._pages = DigestPages(blocks, block_tokens)
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """Copy whole pages of digests; a device does so in no time."""
+        if self._pages is None:
+            raise ConfigError("the backend was asked to copy pages before they were allocated")
+        self._pages.copy_blocks(sources, copies)
 
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's digests and return float32 logits [m, vocab_size], when the device would have them.

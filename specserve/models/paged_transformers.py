@@ -8,6 +8,7 @@ the wanted tokens only.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,12 @@ class PagedTransformers:
         except RuntimeError as error:
             size = blocks * self.bytes_per_block(block_tokens) / 2**30
             raise ConfigError(f"no room for {size:.2f} GiB of KV pages on {self._device}: {error}") from None
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """Copy whole KV pages, all layers."""
+        if self._pages is None:
+            raise ConfigError("the backend was asked to copy KV pages before they were allocated")
+        self._pages.copy_blocks(sources, copies)
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:

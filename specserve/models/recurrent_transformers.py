@@ -101,6 +101,12 @@ class RecurrentTransformers:
 
     # ---- forwards
 
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """Copy whole KV pages, all layers."""
+        if self._pages is None:
+            raise ConfigError("the backend was asked to copy KV pages before they were allocated")
+        self._pages.copy_blocks(sources, copies)
+
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and states and return float32 logits [m, vocab_size] of the wanted tokens.

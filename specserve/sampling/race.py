@@ -21,6 +21,9 @@ _BLOCK = 128
 _LANES = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Ids whose noise is made at a time; on a CPU few enough to stay in its last cache."""
 
+_RANKED_AMONG = 256
+"""Ids of a dist that are ranked by their race."""
+
 _SLACK = 1 + 2.0**-20  # more than all rounding of a float32 bound
 
 
@@ -39,8 +42,29 @@ def race(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 def race_sparse(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """int64 [m]: the winners among ids [m, k] with probabilities [m, k], 0 for unused ones; keys int32 [m, 4]."""
-    best = _scores(ids, probs, keys[:, None]).argmax(-1, keepdim=True)
+    best = race_scores(ids, probs, keys).argmax(-1, keepdim=True)
     return ids.gather(1, best).squeeze(1).long()
+
+
+def race_scores(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """float64 [m, k]: how ids [m, k] of probabilities [m, k] finish under keys int32 [m, 4]; the largest wins."""
+    return _scores(ids, probs, keys[:, None])
+
+
+def race_ranking(dist: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:
+    """int64 [m, count]: the first ids of each row's race over dist [m, V], of its likeliest ids; −1 where none is left.
+
+    An id beyond the likeliest few hundred is hardly ever among the first ones; which these are decides no draw.
+    """
+    probs, ids = dist.topk(min(_RANKED_AMONG, dist.shape[1]), -1)
+    return first_ids(ids, race_scores(ids, probs, keys), count)
+
+
+def first_ids(ids: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
+    """int64 [m, count]: of ids [m, k] those with the largest scores [m, k], −1 where no other score is above 0."""
+    best, at = scores.topk(min(count, scores.shape[1]), -1)
+    found = torch.where(best > 0, ids.gather(1, at), -1)
+    return torch.nn.functional.pad(found, (0, count - found.shape[1]), value=-1)
 
 
 def _scores(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

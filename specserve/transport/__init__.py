@@ -7,6 +7,7 @@ A third way, plain Ray calls, lives in `cluster`, the only room that may import 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -71,6 +72,6 @@ class Channel(Protocol):
 class Worker(Protocol):
     """A draft worker or a verifier, as the transport sees it: messages in, messages out, one at a time."""
 
-    def handle(self, message: Message) -> list[Message]:
-        """Do what the message asks. Errors of one batch come back as `Failed`, never as exceptions."""
+    def handle(self, message: Message) -> Iterable[Message]:
+        """Do what the message asks, while the replies are taken. Errors of one batch are replies, `Failed`, too."""
         ...

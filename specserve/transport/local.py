@@ -1,7 +1,8 @@
-"""The channel without a wire: the worker runs in the sender's own thread. And the loop of a worker that has its own."""
+"""Channels without a wire: to a worker that runs in the sender's own thread, or in a thread of its own."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from specserve.errors import ChannelError
@@ -28,6 +29,45 @@ class LocalChannel:
     def close(self) -> None:
         """Let go of the worker. Idempotent."""
         self._worker = None
+
+
+class ThreadChannel:
+    """Sends to a worker in this process that has a thread of its own, so that two of them can work at once."""
+
+    def __init__(self, worker: Worker, mailbox: Mailbox, peer: str, life: int = 0) -> None:
+        self._inbox = Mailbox()
+        self._closed = False
+        self._peer = peer
+        back = _Back(mailbox, peer, life)
+        self._thread = threading.Thread(
+            target=worker_loop, args=(worker, self._inbox, back), name=f"specserve-{peer}", daemon=True
+        )
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Hand a message over. Raises ChannelError after `close`."""
+        if self._closed:
+            raise ChannelError(f"the channel to {self._peer} is closed")
+        self._inbox.put(Arrived(self._peer, 0, message))
+
+    def close(self) -> None:
+        """End the thread after what it was sent. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._inbox.put(Stop())
+
+
+class _Back:
+    """The way back from a worker in this process."""
+
+    def __init__(self, mailbox: Mailbox, peer: str, life: int) -> None:
+        self._mailbox, self._peer, self._life = mailbox, peer, life
+
+    def send(self, message: Message) -> None:
+        self._mailbox.put(Arrived(self._peer, self._life, message))
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class Stop:

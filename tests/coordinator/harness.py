@@ -69,6 +69,7 @@ class Pipeline:
         make_verifier=ToyVerifier,
         make_draft=None,
         make_channel=HeldChannel,
+        round_s=0.0,
         **engine,
     ):
         self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
@@ -78,6 +79,7 @@ class Pipeline:
         self.deltas: dict[str, list[Delta]] = {}
         self.owners: dict[str, int] = {}
         self.make_channel = make_channel
+        self.round_s = round_s  # what the clock says a verification takes
         self.verifier = HeldChannel(self.makers["target"](), "target")
         self.draft = make_channel(self.makers["draft"](), "draft") if draft else None
         self.tokenizer = Tokenizer(byte_level(), end_tokens=frozenset({end}))
@@ -113,6 +115,7 @@ class Pipeline:
         self.engine.check()
         for channel in (self.draft, self.verifier):
             if channel is not None and channel.held and not channel.closed:
+                self.clock.now += self.round_s if channel is self.verifier else 0.0
                 channel.deliver(self.engine)
                 self.engine.check()
                 return True

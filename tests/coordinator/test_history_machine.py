@@ -12,6 +12,7 @@ import torch
 from harness import Pipeline
 from hypothesis import HealthCheck, settings
 from table_backend import TableBackend
+from test_ahead_machine import AheadMachine
 from test_engine_machine import EngineMachine
 from toy_workers import VOCAB
 
@@ -47,7 +48,8 @@ def backend(table):
 def draft_worker():
     cpu = torch.device("cpu")
     speculator = SmallModel(backend(DRAFT), VOCAB)
-    return DraftWorker(speculator, Workspace(32, SparseDists(32, VOCAB, cpu), cpu), vocab_size=VOCAB)
+    workspace = Workspace(400, SparseDists(400, VOCAB, cpu), cpu, ranks=4)
+    return DraftWorker(speculator, workspace, vocab_size=VOCAB, block_tokens=4)
 
 
 def one_by_one(prompt, count, sampling):
@@ -95,6 +97,21 @@ TestHistory.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     derandomize=True,
 )
+
+
+class AheadHistoryMachine(AheadMachine):
+    """The same while the draft works ahead, with branches whose histories differ."""
+
+    def pipeline_of(self, **fields):
+        makers = {"make_verifier": lambda: Verifier(backend(TARGET), vocab_size=VOCAB), "make_draft": draft_worker}
+        return super().pipeline_of(**makers, **fields)
+
+    options = HistoryMachine.options
+    answer = HistoryMachine.answer
+
+
+TestAheadHistory = AheadHistoryMachine.TestCase
+TestAheadHistory.settings = TestHistory.settings
 
 
 def run(number, **fields):
