@@ -120,7 +120,7 @@ def _pipeline_arguments(pipeline: argparse.ArgumentParser) -> None:
     pipeline.add_argument("--batch", type=_numbers, default=(1, 8, 32, 64), help="requests; default: 1,8,32,64")
     pipeline.add_argument("--temperature", type=_floats, default=(0.0, 0.7, 1.0), help="default: 0,0.7,1")
     pipeline.add_argument("--rule", default="coupled", help="verification rule; default: coupled")
-    pipeline.add_argument("--depth", type=int, default=4, help="drafted tokens per round; default: 4")
+    pipeline.add_argument("--depth", type=_numbers, default=(4,), help="drafted tokens per round; default: 4")
     pipeline.add_argument("--acceptance", type=float, default=0.78, help="of the emulated draft; default: 0.78")
     pipeline.add_argument(
         "--runner-up-hit", type=float, default=0.9, help="its runners-up, where its first is wrong; default: 0.9"
@@ -323,13 +323,15 @@ def _pipeline(arguments: argparse.Namespace) -> int:
         batches=arguments.batch,
         temperatures=arguments.temperature,
         rule=arguments.rule,
-        depth=arguments.depth,
+        depths=arguments.depth,
         acceptance=arguments.acceptance,
         runner_up_hit=arguments.runner_up_hit,
         window_s=arguments.window,
     )
     rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
-    show(f"{options.profile}: acceptance {options.acceptance:g}, runner-up hit {options.runner_up_hit:g}", rows)
+    about = f"acceptance {options.acceptance:g}, runner-up hit {options.runner_up_hit:g}"
+    shown = [{name: value for name, value in row.items() if name not in ("profile", "rule")} for row in rows]
+    show(f"{options.profile}, {options.rule}: {about}", shown)
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
     if arguments.plot is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Options:
     batches: tuple[int, ...] = (1, 8, 32, 64)
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     rule: str = "coupled"
-    depth: int = 4
+    depths: tuple[int, ...] = (4,)
     acceptance: float = 0.78
     runner_up_hit: float = 0.9
     window_s: float = 4.0
@@ -59,8 +60,8 @@ class Options:
             raise ConfigError(f"no mode called {', '.join(unknown)}; there are: {', '.join(MODES)}")
         if not self.modes or not self.batches or min(self.batches) < 1:
             raise ConfigError("--modes takes names, --batch numbers from 1")
-        if not self.temperatures or min(self.temperatures) < 0 or self.depth < 1:
-            raise ConfigError("--temperature takes numbers from 0, --depth a number from 1")
+        if not self.temperatures or min(self.temperatures) < 0 or not self.depths or min(self.depths) < 1:
+            raise ConfigError("--temperature takes numbers from 0, --depth numbers from 1")
         if not 0 < self.window_s <= _LONGEST / _WINDOW_TOKENS_PER_S - 1:
             raise ConfigError(f"--window takes seconds up to {_LONGEST / _WINDOW_TOKENS_PER_S - 1:.0f}")
 
@@ -91,9 +92,9 @@ def configured(options: Options, outcomes: int | str | None) -> Config:
     settings: dict[str, Any] = _device_profile.settings(options.profile) | {
         "server.port": 0,
         "engine.rule": options.rule,
-        "engine.depth": options.depth,
+        "engine.depth": max(options.depths),
         "engine.max_requests": most,
-        "engine.max_batch_tokens": max(512, most * (options.depth + 1) + 64),
+        "engine.max_batch_tokens": max(512, most * (max(options.depths) + 1) + 64),
         "target.emulated.strict": True,
         "draft.model.emulated.strict": True,
         "draft.model.emulated.acceptance": options.acceptance,
@@ -113,34 +114,30 @@ def _served(config: Config) -> Iterator[Server]:
 
 
 def _cases(server: Server, mode: str, options: Options, profile: DeviceProfile, progress: Progress) -> Iterator[Row]:
-    depth = 0 if mode == "plain" else options.depth
-    for batch in options.batches:
-        for temperature in options.temperatures:
-            progress(f"{mode}, batch {batch}, temperature {temperature:g}")
-            counted = server.measure(Ask(batch, temperature, depth), options.window_s)
-            yield row_of(mode, batch, temperature, options, profile, counted)
+    depths = (0,) if mode == "plain" else options.depths
+    for ask in (Ask(*case) for case in product(options.batches, options.temperatures, depths)):
+        progress(f"{mode}, batch {ask.rows}, temperature {ask.temperature:g}, depth {ask.depth}")
+        yield row_of(mode, ask, options, profile, server.measure(ask, options.window_s))
 
 
-def row_of(
-    mode: str, batch: int, temperature: float, options: Options, profile: DeviceProfile, counted: Counters
-) -> Row:
+def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counted: Counters) -> Row:
     """What the counters of a window say about one case.
 
     hit_rate is the share of rows' rounds that had a draft; overlap the least share of the time in which both devices
     must have been busy, from the two shares alone.
     """
-    depth = 0 if mode == "plain" else options.depth
-    load = Load(batch, counted.tokens / counted.steps, counted.drafts / counted.steps, counted.drafted / counted.steps)
+    steps = counted.steps
+    load = Load(ask.rows, counted.tokens / steps, counted.drafts / steps, counted.drafted / steps)
     measured = counted.tokens / counted.wall_s
-    limit = tokens_per_s(profile, mode, depth, load)
+    limit = tokens_per_s(profile, mode, ask.depth, load)
     draft_busy, target_busy = counted.draft_s / counted.wall_s, counted.target_s / counted.wall_s
     return {
         "profile": Path(options.profile).name,
         "rule": options.rule,
-        "temperature": temperature,
-        "batch": batch,
+        "temperature": ask.temperature,
+        "batch": ask.rows,
         "mode": mode,
-        "depth": depth,
+        "depth": ask.depth,
         "tokens_per_s": measured,
         "limit_tokens_per_s": limit,
         "efficiency": measured / limit,
