@@ -87,14 +87,6 @@ def test_the_share_of_first_drafts_kept_is_the_dial(fast, rule, temperature, acc
     assert slack < 0.1
 
 
-def test_a_draft_of_another_language_is_refused_from_the_start():
-    """Different seeds would silently mean no acceptance at all."""
-    with pytest.raises(configs.ConfigError, match="unrelated languages"):
-        configs.parse(
-            {"target": {"source": "emulated"}, "draft": {"model": {"source": "emulated", "emulated": {"seed": 1}}}}
-        )
-
-
 def test_text_goes_in_and_words_come_out(fast):
     """Any prompt is spelt in bytes and syllables and back; answers are words of lower-case syllables."""
     with engine(fast) as running:
