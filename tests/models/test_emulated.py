@@ -101,7 +101,7 @@ def test_target_and_draft_overlap_by_the_documented_acceptance(temperature):
 
 
 def test_what_replaces_a_refused_token_is_hit_as_documented():
-    """Enumerated at temperature 1 with the default dials: 0.64 of residual draws are of ranks 2 … 4; exact keeps 0.39."""
+    """Enumerated at temperature 1, default dials: 0.64 of residual draws are of ranks 2 … 4; exact keeps 0.39."""
     quality = Quality(0.78, 0.9, 3)
     dists, target = quality.dists, quality.dists[0]
     residuals = np.maximum(target - dists, 0)
