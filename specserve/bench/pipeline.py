@@ -30,7 +30,7 @@ from specserve.models._device_profile import DeviceProfile
 
 Progress = Callable[[str], None]
 
-_OUTCOMES: dict[str, int | str | None] = {"plain": 0, "serial": 0, "ahead1": 1, "ahead": "auto"}
+_OUTCOMES: dict[str, int | str] = {"plain": 0, "serial": 0, "ahead1": 1, "ahead": "auto"}
 """What `engine.outcomes` is in each mode; modes of one value share a server."""
 
 MODES = tuple(_OUTCOMES)
@@ -68,8 +68,11 @@ class Options:
 
 def measurable(modes: tuple[str, ...]) -> tuple[str, ...]:
     """Those of these modes that the engine has settings for."""
-    known = "engine.outcomes" in set(setting_names())
-    return tuple(mode for mode in modes if known or _OUTCOMES[mode] == 0)
+    return tuple(mode for mode in modes if _knows_outcomes() or _OUTCOMES[mode] == 0)
+
+
+def _knows_outcomes() -> bool:
+    return "engine.outcomes" in set(setting_names())
 
 
 def measure(options: Options, progress: Progress) -> list[Row]:
@@ -86,7 +89,7 @@ def measure(options: Options, progress: Progress) -> list[Row]:
     return rows
 
 
-def configured(options: Options, outcomes: int | str | None) -> Config:
+def configured(options: Options, outcomes: int | str) -> Config:
     """The configuration of a server for these options. Raises ConfigError."""
     most = max(options.batches)
     settings: dict[str, Any] = _device_profile.settings(options.profile) | {
@@ -100,7 +103,7 @@ def configured(options: Options, outcomes: int | str | None) -> Config:
         "draft.model.emulated.acceptance": options.acceptance,
         "draft.model.emulated.runner_up_hit": options.runner_up_hit,
     }
-    if outcomes != 0:
+    if _knows_outcomes():
         settings["engine.outcomes"] = outcomes
     return configs.parse(configs.override({}, settings), where="bench pipeline")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specserve import config as configs
+from specserve.errors import SpecserveError
 from specserve.local import LocalEngine
 from specserve.models import _device_profile
 from specserve.types import Request, RequestId, Sampling
@@ -87,12 +88,48 @@ def test_the_share_of_first_drafts_kept_is_the_dial(fast, rule, temperature, acc
     assert slack < 0.1
 
 
-def test_a_draft_of_another_language_is_refused_from_the_start():
-    """Different seeds would silently mean no acceptance at all."""
-    with pytest.raises(configs.ConfigError, match="unrelated languages"):
-        configs.parse(
-            {"target": {"source": "emulated"}, "draft": {"model": {"source": "emulated", "emulated": {"seed": 1}}}}
+def test_crowded_pools_families_and_odd_blocks_pass_every_check_of_the_pages(fast):
+    """Few blocks of 3 positions, six families of three, prompts in chunks: the text of a run with room for all."""
+    requests = [
+        Request(
+            RequestId(f"{family}-{branch}"),
+            tuple(range(258 + family, 258 + family + 10 + family)),
+            20 + 3 * branch,
+            Sampling(temperature=1.0),
+            seed=family,
+            branch=branch,
+            family=str(family),
         )
+        for family in range(6)
+        for branch in range(3)
+    ]
+    tight = {
+        "engine.block_tokens": 3,
+        "engine.prefill_chunk": 4,
+        **{f"{model}.kv_blocks": 64 for model in ("target", "draft.model")},
+        **{f"{model}.context_length": 64 for model in ("target", "draft.model")},
+    }
+    texts = []
+    for settings in ({"engine.depth": 0}, tight):
+        with engine(fast, **{"engine.rule": "coupled"} | settings) as running:
+            texts.append([one.tokens for one in running.complete(requests)])
+            assert running.levels().target_blocks_held == 0
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == len(requests)
+
+
+def test_a_machine_that_is_too_slow_for_its_profile_is_told_to_the_client(tmp_path, fast):
+    """With strict, steps of a nanosecond are refused, and the answer's error names both times."""
+    tree = json.loads(fast.read_text())
+    for point in (*tree["target"]["decode"], *tree["target"]["extend"]):
+        point["ms"] = 1e-6
+    path = tmp_path / "impossible.json"
+    path.write_text(json.dumps(tree))
+    with (
+        engine(path, **{"target.emulated.strict": True, "engine.depth": 0}) as running,
+        pytest.raises(SpecserveError, match="the emulated device takes 0"),
+    ):
+        running.generate(["Hello"], max_tokens=2)
 
 
 def test_text_goes_in_and_words_come_out(fast):
