@@ -10,7 +10,7 @@ from table_backend import TableBackend
 from tiny_tokenizer import byte_level
 
 from specserve.config import Config, parse
-from specserve.drafting import ngram, small_model
+from specserve.drafting import _chains, ngram, small_model
 from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import SparseDists, Workspace
 from specserve.errors import SpecserveError
@@ -73,8 +73,9 @@ def engine_of(
         guesser = ngram.build(config.draft)
     else:
         model, slots = backend(kind, draft_seed, 4096), config.engine.slot_count
-        workspace = Workspace(slots, SparseDists(slots, k, model.device), model.device)
-        worker = DraftWorker(small_model.SmallModel(model, VOCAB), workspace, vocab_size=VOCAB)
+        workspace = Workspace(slots, SparseDists(slots, k, model.device), model.device, ranks=config.engine.ranks)
+        speculator = small_model.SmallModel(model, VOCAB)
+        worker = DraftWorker(speculator, workspace, vocab_size=VOCAB, block_tokens=BLOCK_TOKENS)
         draft = worker_info("draft", model, 4096, {})
     info = worker_info("target", target, blocks, verifier.rules)
     return LocalEngine(config, parts=Parts(verifier, info, worker, draft, guesser, Tokenizer(byte_level())))
@@ -97,17 +98,20 @@ def request(number: int, rule: str | None, *, length: int, depth: int | None = N
 # ---- distribution ------------------------------------------------------------------------------------------------
 
 
-def transitions(rule: str, tokens: int) -> np.ndarray:
+def transitions(rule: str, tokens: int, kind=MarkovBackend, **options) -> np.ndarray:
     """Counts [from, to] over the tokens of many answers."""
     counts = np.zeros((VOCAB, VOCAB))
-    with engine_of(MarkovBackend, depth=4) as engine:
+    with engine_of(kind, depth=4, **options) as engine:
         while counts.sum() < tokens:
             first = int(counts.sum())
             batch = [request(first + i, rule, length=60) for i in range(256)]
             for asked, answer in zip(batch, engine.complete(batch), strict=True):
                 walk = np.array([asked.prompt[-1], *answer.tokens])
                 np.add.at(counts, (walk[:-1], walk[1:]), 1)
-        assert engine.levels().slots_held == 0
+        assert engine._loop.call(lambda: (engine._engine.check(), True)[1]).result()
+        if options:
+            hits, misses = engine._engine._drafts.hits, engine._engine._drafts.misses
+            assert hits > 0.3 * (hits + misses), "hardly a branch came true: nothing was tested"
     return counts
 
 
@@ -142,7 +146,7 @@ def test_shared_noise_is_noticed_under_a_ratio_rule(monkeypatch: pytest.MonkeyPa
     def choosing(seeds, _purpose, positions, branches, _places):
         return noises.uniform(seeds, noises.Purpose.CHOOSE, positions, branches)
 
-    monkeypatch.setattr(small_model, "uniform", choosing)
+    monkeypatch.setattr(_chains, "uniform", choosing)
     assert p_value(transitions("rejection", 12_000)) < 1e-6
 
 
@@ -190,7 +194,7 @@ def test_coupled_ships_no_dists() -> None:
     """Ids are all that a coupled plan pushes."""
     pushed = []
     with engine_of(depth=3) as engine:
-        worker = engine._engine._drafts._channel._worker
+        worker = engine._engine._drafts.link._channel._worker
         handle = worker.handle
         worker.handle = lambda message: pushed.append(handle(message)) or pushed[-1]
         answers(engine, "coupled")

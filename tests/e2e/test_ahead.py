@@ -1,0 +1,115 @@
+"""Drafting ahead changes when tokens are drafted and nothing else: the same answers, the same laws."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from table_backend import TableBackend
+from test_rules_end_to_end import COUNT, LOSSLESS, MarkovBackend, answers, engine_of, p_value, transitions
+
+from specserve.drafting import small_model
+from specserve.transport.local import ThreadChannel
+
+
+class SlowMarkov(MarkovBackend):
+    """A target that takes long enough for its draft to come first; the draft, of another seed, does not wait."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._wait_s = 0.02 if seed == 1 else 0.0
+
+    def forward(self, batch):
+        """The chain's rows, after a while."""
+        time.sleep(self._wait_s)
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize(
+    ("rule", "outcomes", "tokens"),
+    [
+        ("rejection", "many", 12_000),
+        ("block", "many", 12_000),
+        *(
+            pytest.param(rule, outcomes, 60_000, marks=pytest.mark.full)
+            for rule in LOSSLESS
+            for outcomes in (1, "many")
+        ),
+    ],
+)
+def test_drawn_tokens_have_the_targets_law(rule, outcomes, tokens):
+    """The chains that are offered grew before the verdict was known, and the answers have the target's law."""
+    outcomes = 16 if outcomes == "many" else outcomes
+    assert p_value(transitions(rule, tokens, SlowMarkov, outcomes=outcomes, slots=20_000)) > 1e-3
+
+
+def test_offering_what_was_compared_is_noticed(monkeypatch):
+    """Were a guess that happened to be right offered as if it had been sampled, the check would see the bias."""
+    grown = small_model._Growth.take
+
+    def likeliest(self, step, logits):
+        """A broken step: drafted tokens are the likeliest ones, shipped with the dist they were not drawn from."""
+        result = grown(self, step, logits)
+        for index, place, _ in result.tokens:
+            chain = self._chains[index]
+            chain.tokens[place] = self._workspace.ranked(chain.slots[place : place + 1])[0][0]
+        result.tokens[:] = [(index, place, self._chains[index].tokens[place]) for index, place, _ in result.tokens]
+        return result
+
+    monkeypatch.setattr(small_model._Growth, "take", likeliest)
+    assert p_value(transitions("rejection", 12_000, SlowMarkov, outcomes=16, slots=20_000)) < 1e-6
+
+
+class Delayed(TableBackend):
+    """A backend whose forwards take a random while, so that pushes and verdicts come in any order."""
+
+    def __init__(self, *args, seed, **options):
+        super().__init__(*args, **options)
+        self._random = random.Random(seed)
+
+    def forward(self, batch):
+        """The table's logits, sooner or later."""
+        time.sleep(self._random.choice([0.0, 0.0, 0.001, 0.004]))
+        return super().forward(batch)
+
+
+def delayed(seed):
+    """The table models of the other tests, each with delays of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    return Delayed(torch.randn(16, 16, 16, generator=generator) * 1.5, context_length=64, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What the target says alone and one request at a time: greedily, and by rules whose draws a seed fixes."""
+    with engine_of(draft_seed=None, depth=1) as engine:
+        said = {rule: answers(engine, rule, range(COUNT), depth=0) for rule in ("coupled", "exact")}
+        said["greedy"] = answers(engine, "rejection", range(COUNT), depth=0, temperature=0.0)
+    return said
+
+
+@pytest.mark.parametrize("outcomes", [0, 1, 4, 16, "auto"])
+@pytest.mark.parametrize(
+    ("rule", "greedy"),
+    [
+        ("coupled", False),
+        ("exact", False),
+        *(pytest.param(rule, True, marks=() if rule == "rejection" else pytest.mark.full) for rule in LOSSLESS),
+    ],
+)
+def test_the_text_is_the_same_for_every_number_of_outcomes(plain, rule, greedy, outcomes):
+    """Workers of random pace: greedy under every lossless rule, and at any temperature where the seed fixes all."""
+    options = {"temperature": 0.0} if greedy else {}
+    with engine_of(delayed, depth=3, outcomes=outcomes, slots=4000) as engine:
+        assert answers(engine, rule, range(COUNT), **options) == plain["greedy" if greedy else rule]
+        engine._loop.call(engine._engine.check).result()
+
+
+def test_workers_of_one_place_take_turns_by_themselves():
+    """auto drafts ahead only where the draft has hardware of its own; a fixed number is obeyed anyway."""
+    for outcomes, ahead in (("auto", False), (0, False), (1, True)):
+        with engine_of(depth=3, outcomes=outcomes) as engine:
+            assert isinstance(engine._channels[0], ThreadChannel) == ahead
+            assert hasattr(engine._engine._drafts, "hits") == ahead
