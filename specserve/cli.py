@@ -312,7 +312,7 @@ def _ties(arguments: argparse.Namespace) -> int:
 
 
 def _pipeline(arguments: argparse.Namespace) -> int:
-    from specserve.bench.pipeline import Options, measure, plot
+    from specserve.bench.pipeline import Options, measure, plot, table
     from specserve.bench.report import check_json_path, show, write_json
 
     if arguments.json is not None:
@@ -330,8 +330,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
     )
     rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
     about = f"acceptance {options.acceptance:g}, runner-up hit {options.runner_up_hit:g}"
-    shown = [{name: value for name, value in row.items() if name not in ("profile", "rule")} for row in rows]
-    show(f"{options.profile}, {options.rule}: {about}", shown)
+    show(f"{options.profile}, {options.rule}: {about}", table(rows))
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
     if arguments.plot is not None:

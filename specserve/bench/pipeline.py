@@ -153,6 +153,19 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
     }
 
 
+_HEADINGS = {
+    "temperature": "T",
+    "tokens_per_s": "tokens/s",
+    "limit_tokens_per_s": "limit",
+    "tokens_per_step": "per step",
+}
+
+
+def table(rows: list[Row]) -> list[Row]:
+    """The rows as people read them: without what is the same in all, under headings that fit."""
+    return [{_HEADINGS.get(key, key): row[key] for key in row if key not in ("profile", "rule")} for row in rows]
+
+
 def plot(rows: list[Row], path: Path) -> None:
     """Draw tokens/s by batch, one panel per temperature, one line per mode, its limit dashed. Raises ConfigError."""
     try:

@@ -82,6 +82,8 @@ def test_a_row_of_the_table_follows_from_the_counters():
     assert (ahead["draft_busy"], ahead["target_busy"], ahead["overlap"]) == pytest.approx((0.6, 0.55, 0.15))
     assert ahead["hit_rate"] == pytest.approx(2 / 3)
     assert serial["hit_rate"] is None
+    (shown,) = pipeline.table([ahead])
+    assert list(shown.values()) == list(ahead.values())[2:]
     assert serial["limit_tokens_per_s"] < ahead["limit_tokens_per_s"]
 
 
