@@ -61,8 +61,10 @@ class Picker:
             places = torch.arange(max((len(chain.slots) for chain in chains), default=0))
             positions = torch.tensor([chain.first for chain in chains])[:, None] + places
             seeds, branches = self._settings.seeds[:, None], self._settings.branches[:, None]
-            self._noise = uniform(seeds, Purpose.PROPOSE, positions, branches, places)
-            self._keys = token_keys(seeds, positions, branches)
+            if not bool(self._shared.all()):
+                self._noise = uniform(seeds, Purpose.PROPOSE, positions, branches, places)
+            if bool(self._shared.any()):
+                self._keys = token_keys(seeds, positions, branches)
 
     def pick(self, rows: list[int], logits: torch.Tensor) -> None:
         """Append one token to each of the chains `rows` from logits [m, V], which may be changed."""
@@ -94,28 +96,32 @@ class Picker:
         settings = self._settings.take(index)
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         self._workspace.put(slots, dist)
-        keys = self._keys[index, places]
+        shared = self._shared[index]
+        if bool(shared.all()):
+            return self._race(slots, self._keys[index, places])
         tokens = self._workspace.draw(slots, self._noise[index, places])
-        shared = self._shared[index].nonzero().squeeze(1)
-        if len(shared):
-            tokens[shared.to(tokens.device)] = self._workspace.race(slots[shared.numpy()], keys[shared])
         if self._ranked:
-            self._rank(slots, settings.temperature > 0, shared, logits, keys)
+            self._rank(slots, settings.temperature == 0, logits)
+        raced = shared.nonzero().squeeze(1)
+        if len(raced):
+            tokens[raced.to(tokens.device)] = self._race(slots[raced.numpy()], self._keys[index, places][raced])
         return tokens
 
-    def _rank(
-        self, slots: Array, sampled: torch.Tensor, shared: torch.Tensor, logits: torch.Tensor, keys: torch.Tensor
-    ) -> None:
-        """Keep what each slot's next tokens may be: by logits where greedy, else by dist, or by race where shared."""
-        greedy = (~sampled).nonzero().squeeze(1)
-        if len(greedy):
-            ids = likeliest(logits[greedy.to(logits.device), : self._vocab_size], self._ranked)
-            self._workspace.rank(slots[greedy.numpy()], ids)
-        drawn = slots[sampled.numpy()]
-        self._workspace.rank(drawn, self._workspace.likeliest(drawn))
-        if len(shared):
-            raced = slots[shared.numpy()]
-            self._workspace.rank(raced, self._workspace.likeliest(raced, keys[shared]))
+    def _race(self, slots: Array, keys: torch.Tensor) -> torch.Tensor:
+        """The winners of the race that the target will run, and beside each slot those that would win without them."""
+        if not self._ranked:
+            return self._workspace.race(slots, keys)
+        ids = self._workspace.likeliest(slots, keys)
+        self._workspace.rank(slots, ids)
+        return ids[:, 0]
+
+    def _rank(self, slots: Array, greedy: torch.Tensor, logits: torch.Tensor) -> None:
+        """What each next token may be: by the dist it is drawn from, where it is greedy by logits."""
+        self._workspace.rank(slots, self._workspace.likeliest(slots))
+        rows = greedy.nonzero().squeeze(1)
+        if len(rows):
+            ids = likeliest(logits[rows.to(logits.device), : self._vocab_size], self._ranked)
+            self._workspace.rank(slots[rows.numpy()], ids)
 
 
 def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
