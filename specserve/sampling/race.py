@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from specserve.sampling import blocks
 from specserve.sampling.noise import token_words
 
 _BLOCK = 64
@@ -41,7 +42,7 @@ def race(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     vocab_size = dist.shape[1]
     if vocab_size < _BLOCK:
         dist = pad(dist, (0, _BLOCK - vocab_size))
-    highest = _block_maxima(dist)
+    highest = blocks.maxima(dist, _BLOCK)
     words = _block_words(keys, highest.shape[1])
     # dist / M is at most dist · factors: −log(1 − x) ≥ x, and half of the finest step is the smallest x.
     factors = (_BLOCK * 2.0**31) / (words[0].to(dist.dtype) + 2.0**-26)
@@ -88,14 +89,6 @@ def _block_words(keys: torch.Tensor, count: int) -> torch.Tensor:
     return _words(keys[:, None], torch.arange(-1, -1 - count, -1, dtype=torch.int32, device=keys.device))
 
 
-def _block_maxima(dist: torch.Tensor) -> torch.Tensor:
-    """[m, ⌈V / block⌉]: the largest probability of each block; the last one may be short."""
-    whole = dist.shape[1] // _BLOCK
-    maxima = dist[:, : whole * _BLOCK].unflatten(1, (whole, _BLOCK)).amax(-1)
-    tail = dist[:, whole * _BLOCK :]
-    return torch.cat([maxima, tail.amax(-1, keepdim=True)], 1) if tail.shape[1] else maxima
-
-
 def _known_scores(
     dist: torch.Tensor, keys: torch.Tensor, bounds: torch.Tensor, low_words: torch.Tensor
 ) -> torch.Tensor:
@@ -120,12 +113,12 @@ def _contenders(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Row and id, int64 [c] each, of everything whose bound exceeds the row's known score."""
     known = known.to(dist.dtype)
-    rows, blocks = (bounds > known[:, None]).nonzero(as_tuple=True)
+    rows, numbers = (bounds > known[:, None]).nonzero(as_tuple=True)
     # The window of a short last block begins in the block before it.
-    begins = (blocks * _BLOCK).clamp(max=dist.shape[1] - _BLOCK)
+    begins = (numbers * _BLOCK).clamp(max=dist.shape[1] - _BLOCK)
     windows = dist.unfold(1, _BLOCK, 1)[rows, begins]
-    passes = windows > (known[rows] / factors[rows, blocks])[:, None]
+    passes = windows > (known[rows] / factors[rows, numbers])[:, None]
     at, lanes = passes.nonzero(as_tuple=True)
     ids = begins[at] + lanes
-    mine = ids >= blocks[at] * _BLOCK
+    mine = ids >= numbers[at] * _BLOCK
     return (rows[at], ids) if dist.shape[1] % _BLOCK == 0 else (rows[at][mine], ids[mine])
