@@ -19,7 +19,7 @@ def maxima(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 def _reduced(rows: torch.Tensor, size: int, reduce: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     whole = rows.shape[1] // size
-    found = reduce(rows[:, : whole * size].unflatten(1, (whole, size)))
+    found = reduce(torch.unflatten(rows[:, : whole * size], 1, (whole, size)))
     tail = rows[:, whole * size :]
     return torch.cat([found, reduce(tail)[:, None]], 1) if tail.shape[1] else found
 

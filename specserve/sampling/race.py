@@ -81,7 +81,7 @@ def _rings(ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 def _words(keys: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """int32 [2, …]: the 31 high and 31 low bits of each number; keys int32 [..., 4] broadcast against numbers."""
-    return token_words(keys.unflatten(-1, (2, 2)).movedim(-2, 0), numbers)
+    return token_words(torch.unflatten(keys, -1, (2, 2)).movedim(-2, 0), numbers)
 
 
 def _block_words(keys: torch.Tensor, count: int) -> torch.Tensor:
@@ -100,9 +100,9 @@ def _known_scores(
     whole = dist.shape[1] // _BLOCK
     stripes = min(_STRIPES, whole)
     width = whole // stripes
-    at = bounds[:, : stripes * width].unflatten(1, (stripes, width)).argmax(-1)
+    at = torch.unflatten(bounds[:, : stripes * width], 1, (stripes, width)).argmax(-1)
     at += torch.arange(0, stripes * width, width, device=at.device)
-    probs = dist[:, : whole * _BLOCK].unflatten(1, (whole, _BLOCK)).take_along_dim(at[..., None], 1)
+    probs = torch.unflatten(dist[:, : whole * _BLOCK], 1, (whole, _BLOCK)).take_along_dim(at[..., None], 1)
     lanes = torch.stack([probs.argmax(-1), low_words.gather(1, at) & (_BLOCK - 1)], -1)
     ids = (at[..., None] * _BLOCK + lanes).flatten(1)
     return _scores(ids, probs.gather(2, lanes).flatten(1), keys[:, None]).amax(-1)
