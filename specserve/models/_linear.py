@@ -101,4 +101,5 @@ class _FixedColumns(nn.Module):
             columns = part.new_zeros(part.shape[1], _COLUMNS)
             columns[:, : len(part)] = part.t()
             result[start : start + _COLUMNS] = (self.weight @ columns)[:, : len(part)].t()
-        return (result if self.bias is None else result + self.bias).view(*rows.shape[:-1], -1)
+        biased = result if self.bias is None else result + self.bias
+        return biased.view(*rows.shape[:-1], len(self.weight))

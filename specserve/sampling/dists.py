@@ -84,16 +84,16 @@ def filter_dist(
     """Keep the top_k likeliest ids of each row, then the smallest set of these with mass top_p, and renormalise.
 
     dist [m, V]; top_p [m] and top_k [m] on the CPU; 1 and 0 switch a filter off. `candidates` ids are sorted at
-    first, and eight times as many for the rows where that was too few.
+    first, and eight times as many for the rows where that was too few: a row's own need decides, for a sum over more
+    ids may round to other bits, and company may not matter.
     """
-    wanted = max(candidates, int(top_k.max()) + 1)
-    if wanted >= dist.shape[1]:
+    if candidates >= dist.shape[1]:
         probs, ids = torch.sort(dist, dim=-1, descending=True, stable=True)
         return _keep_front(probs, ids, top_p, top_k, dist)[0]
-    filtered, sure = _keep_front(*_likeliest(dist, wanted), top_p, top_k, dist)
+    filtered, sure = _keep_front(*_likeliest(dist, candidates), top_p, top_k, dist)
     for rows in _rows_where(~sure.cpu(), dist.device):
         here = rows.cpu()
-        filtered[rows] = filter_dist(dist[rows], top_p[here], top_k[here], 8 * wanted)
+        filtered[rows] = filter_dist(dist[rows], top_p[here], top_k[here], 8 * candidates)
     return filtered
 
 
@@ -123,7 +123,8 @@ def _keep_front(
     last = probs.gather(1, keep.sum(-1, keepdim=True) - 1).squeeze(1)
     kept = torch.where(keep, probs, 0)
     filtered = torch.zeros_like(dist).scatter_(1, ids, kept / kept.sum(-1, keepdim=True))
-    return filtered, last > probs[:, -1]
+    # With a part of the top k only, their mass is not known.
+    return filtered, (last > probs[:, -1]) & ((top_k == dist.shape[1]) | (top_k < probs.shape[1])).squeeze(1)
 
 
 def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from tiny_causal import BLOCK, BLOCKS, CONFIGS, SMALL, own_logits, paged, ragged, random_tokens, tiny
+from tiny_causal import BLOCK, BLOCKS, CONFIGS, SMALL, VOCABULARY, own_logits, paged, ragged, random_tokens, tiny
 from tiny_models import tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -60,6 +62,13 @@ def test_logits_are_the_same_bits_in_any_company(family: str) -> None:
             assert torch.equal(expected, found)
     if family != "phi3_longrope":  # the model itself changes its factors with the length of the batch
         torch.testing.assert_close(alone[0], own_logits(tiny(family), texts[0]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_no_logits_may_be_wanted(family: str) -> None:
+    """A round that only fills the cache gives none, with a head of its own and with a shared one."""
+    batch = ragged([(random_tokens(1, 6), 0, [0, 1])])
+    assert invariant(family).forward(replace(batch, wanted=np.empty(0, dtype=np.int64))).shape == (0, VOCABULARY)
 
 
 def test_without_the_mode_company_shows() -> None:
