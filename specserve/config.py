@@ -92,6 +92,10 @@ class EngineConfig(Section):
     synthetic_acceptance: tuple[float, ...] | None = Field(
         None, description="benchmarks only: how often chain position 1, 2, … is kept under the rule `synthetic`"
     )
+    batch_invariant: bool = Field(
+        False,
+        description="the target's logits are the same bits in any batch and at any depth; float32 on CPUs, slower",
+    )
     max_requests: int = Field(32, ge=1, le=4096, description="requests decoding at once")
     max_batch_tokens: int = Field(512, ge=2, description="positions in one target forward")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one request in one round, at most")

@@ -2,13 +2,17 @@
 
 A sum of floats depends on its order, and matrix kernels choose theirs by the number of rows. So a position that is
 read alone, within a chain of 5, or beside 7 other requests may get logits that differ in their last bits, and where
-two tokens nearly tie, another choice. This measures it: the same histories, read in these three shapes.
+two tokens nearly tie, another choice. This measures it: the same histories, read in these three shapes, by an
+ordinary target and, where there can be one, by a batch-invariant one, with the time that each takes.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import mean
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -43,26 +47,65 @@ class _Text:
     tables: dict[str, np.ndarray]
 
 
+class _Stopwatch:
+    """Mean milliseconds of forwards, by what was read."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._seconds: dict[str, list[float]] = defaultdict(list)
+
+    def read(self, shape: str, stretches: Sequence[Stretch]) -> torch.Tensor:
+        """The logits of one forward, which counts for this shape."""
+        began = perf_counter()
+        logits = self._backend.forward(ragged(stretches))
+        self._seconds[shape].append(perf_counter() - began)
+        return logits
+
+    def ms(self, shape: str) -> float:
+        """Of the forwards of a shape."""
+        return 1000 * mean(self._seconds[shape])
+
+
 def measure(config: Config, positions: int, progress: Progress) -> list[Row]:
-    """One row for each shape, compared with reading one position at a time; positions is rounded up to 8 texts'.
+    """One row for each target and shape, compared with reading one position at a time; positions is rounded up to 8
+    texts'.
 
     Raises ConfigError when the target's KV has no room for the texts.
     """
+    rows = _measure(config, False, positions, progress)
+    try:
+        return rows + _measure(config, True, positions, progress)
+    except ConfigError as error:
+        progress(f"no batch-invariant target: {error.message}")
+        return rows
+
+
+def _measure(config: Config, invariant: bool, positions: int, progress: Progress) -> list[Row]:
+    engine = config.engine.model_copy(update={"batch_invariant": invariant})
     folder = prepare(config.target, progress, role="target")
-    backend, info = load_backend(config.target, "target", config.engine)
+    backend, info = load_backend(config.target, "target", engine)
     prompts = chat_prompts(Tokenizer.load(folder), ROWS)
     count = -(-positions // (ROWS * CHAIN)) * CHAIN
-    texts = list(_texts(prompts, count, config.engine.block_tokens))
+    texts = list(_texts(prompts, count, engine.block_tokens))
     blocks = sum(len(table) for text in texts for table in text.tables.values())
     if blocks > info.blocks:
         raise ConfigError(f"three readings of all texts need {blocks} KV blocks, target.kv_blocks gave {info.blocks}")
-    progress(f"{ROWS} texts, {count} positions each, one at a time")
-    alone = torch.stack([_write(backend, text, count) for text in texts])
-    rows = []
-    for name, read in ((f"chain of {CHAIN}", _in_chains), (f"{ROWS} rows", _side_by_side)):
-        progress(f"the same positions as {name}")
-        rows.append(_compare(name, alone, read(backend, texts, count), info.vocab_size))
-    return rows
+    watch = _Stopwatch(backend)
+    progress(f"{'batch-invariant' if invariant else 'ordinary'} target: {ROWS} texts, {count} positions each")
+    alone = torch.stack([_write(watch, text, count) for text in texts])
+    compared = {"chain": _in_chains(watch, texts, count), "beside": _side_by_side(watch, texts, count)}
+    names = {"chain": f"chain of {CHAIN}", "beside": f"{ROWS} rows"}
+    return [
+        {
+            "target": "batch-invariant" if invariant else "ordinary",
+            "shape": names[shape],
+            **_compare(alone, logits, info.vocab_size),
+            "ms": watch.ms(shape),
+            "ms_alone": watch.ms("alone"),
+            "ms_prompt": watch.ms("prompt"),
+        }
+        for shape, logits in compared.items()
+    ]
 
 
 def _texts(prompts: Sequence[list[int]], count: int, block_tokens: int) -> Iterator[_Text]:
@@ -76,32 +119,30 @@ def _texts(prompts: Sequence[list[int]], count: int, block_tokens: int) -> Itera
         yield _Text(list(prompt), len(prompt), tables)
 
 
-def _write(backend: Backend, text: _Text, count: int) -> torch.Tensor:
+def _write(watch: _Stopwatch, text: _Text, count: int) -> torch.Tensor:
     """Extend a text greedily, one position at a time; logits [count, V] of what was read."""
     for table in text.tables.values():
-        backend.forward(ragged([Stretch(0, text.tokens[:-1], table, 0)]))
+        watch.read("prompt", [Stretch(0, text.tokens[:-1], table, 0)])
     read = []
     for _ in range(count):
         at = len(text.tokens) - 1
-        logits = backend.forward(ragged([Stretch(at, text.tokens[at:], text.tables["alone"], 1)]))
+        logits = watch.read("alone", [Stretch(at, text.tokens[at:], text.tables["alone"], 1)])
         read.append(logits[0])
         text.tokens.append(int(logits[0].argmax()))
     return torch.stack(read)
 
 
-def _in_chains(backend: Backend, texts: Sequence[_Text], count: int) -> torch.Tensor:
+def _in_chains(watch: _Stopwatch, texts: Sequence[_Text], count: int) -> torch.Tensor:
     return torch.stack(
         [
-            torch.cat(
-                [backend.forward(ragged([_stretch(text, "chain", done, CHAIN)])) for done in range(0, count, CHAIN)]
-            )
+            torch.cat([watch.read("chain", [_stretch(text, "chain", done, CHAIN)]) for done in range(0, count, CHAIN)])
             for text in texts
         ]
     )
 
 
-def _side_by_side(backend: Backend, texts: Sequence[_Text], count: int) -> torch.Tensor:
-    steps = [backend.forward(ragged([_stretch(text, "beside", done, 1) for text in texts])) for done in range(count)]
+def _side_by_side(watch: _Stopwatch, texts: Sequence[_Text], count: int) -> torch.Tensor:
+    steps = [watch.read("beside", [_stretch(text, "beside", done, 1) for text in texts]) for done in range(count)]
     return torch.stack(steps, 1)
 
 
@@ -110,11 +151,10 @@ def _stretch(text: _Text, shape: str, done: int, length: int) -> Stretch:
     return Stretch(at, text.tokens[at : at + length], text.tables[shape], length)
 
 
-def _compare(name: str, alone: torch.Tensor, other: torch.Tensor, vocab_size: int) -> Row:
+def _compare(alone: torch.Tensor, other: torch.Tensor, vocab_size: int) -> dict[str, int | float]:
     picks = [_picks(logits.flatten(0, 1), vocab_size) for logits in (alone, other)]
     greedy, coupled = (int((a != b).sum()) for a, b in zip(*picks, strict=True))
     return {
-        "shape": name,
         "positions": alone.shape[0] * alone.shape[1],
         "bit_equal_rows": int((alone == other).all(-1).sum()),
         "largest_logit_difference": float((alone - other).abs().max()),

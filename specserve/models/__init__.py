@@ -111,6 +111,13 @@ class Backend(Protocol):
         """Make the pages `copies` hold what the pages `sources` hold; no page is in both."""
         ...
 
+    def make_batch_invariant(self) -> None:
+        """From now on a row's logits are the same bits in any company and cut in any way, at whatever cost.
+
+        Raises ConfigError where that cannot be had.
+        """
+        ...
+
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
         ...

@@ -11,8 +11,11 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from specserve.errors import ConfigError
+
 _USUAL_ROWS = 4  # oneDNN picks the packed layout for this many rows; others run on it as well
 _MOST_FEW_ROWS = 32
+_COLUMNS = 8
 
 
 def speed_up(model: nn.Module) -> None:
@@ -51,3 +54,52 @@ class _SharedLinear(nn.Module):
         # A product with one column runs on one thread; with two columns it does not.
         columns = rows.reshape(count, -1).repeat(2 if count == 1 else 1, 1).t()
         return (self.weight @ columns)[:, :count].t().reshape(*rows.shape[:-1], -1)
+
+
+def make_invariant(model: nn.Module) -> None:
+    """Let each row's result be the same bits in any batch, once `speed_up` replaced all linear layers of `model`.
+
+    oneDNN takes another order of additions for a lone row only, so there is never one. The product with a shared weight
+    takes it from the number of columns, so that is fixed. Raises ConfigError where a layer could not be replaced.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _PackedLinear):
+                setattr(parent, name, _NeverLone(child))
+            elif isinstance(child, _SharedLinear):
+                setattr(parent, name, _FixedColumns(child))
+            elif isinstance(child, nn.Linear):
+                raise ConfigError(
+                    f"batch_invariant needs float32 on a CPU whose torch has oneDNN; {name} of this model stays a "
+                    f"plain linear layer ({child.weight.dtype} on {child.weight.device})"
+                )
+
+
+class _NeverLone(nn.Module):
+    def __init__(self, packed: _PackedLinear) -> None:
+        super().__init__()
+        self._packed = packed
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.numel() != rows.shape[-1]:
+            return self._packed(rows)  # type: ignore[no-any-return]
+        pair: torch.Tensor = self._packed(rows.reshape(1, -1).repeat(2, 1))
+        return pair[:1].view(*rows.shape[:-1], -1)
+
+
+class _FixedColumns(nn.Module):
+    def __init__(self, shared: _SharedLinear) -> None:
+        super().__init__()
+        self.weight = shared.weight
+        self.bias = shared.bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        result = flat.new_empty(len(flat), len(self.weight))
+        for start in range(0, len(flat), _COLUMNS):
+            part = flat[start : start + _COLUMNS]
+            columns = part.new_zeros(part.shape[1], _COLUMNS)
+            columns[:, : len(part)] = part.t()
+            result[start : start + _COLUMNS] = (self.weight @ columns)[:, : len(part)].t()
+        biased = result if self.bias is None else result + self.bias
+        return biased.view(*rows.shape[:-1], len(self.weight))

@@ -96,7 +96,7 @@ class PagedStep:
         keys.index_copy_(0, self._plan.new_slots, key)
         values.index_copy_(0, self._plan.new_slots, value)
         groups = self._plan.groups(window, query.shape[1] // key.shape[1])
-        scores = _Scores(scaling, softcap)
+        scores = Scoring(scaling, softcap)
         if len(groups) == 1:
             return _attend_group(query, keys, values, groups[0], scores)
         result = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
@@ -106,7 +106,7 @@ class PagedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scores:
+class Scoring:
     """How a layer turns products into scores; scaling None is 1/√dim."""
 
     scaling: float | None
@@ -114,17 +114,17 @@ class _Scores:
 
 
 def _attend_group(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: RowGroup, scores: _Scores
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: RowGroup, scores: Scoring
 ) -> torch.Tensor:
     """Attention of one group: → [its tokens, heads, value_dim]."""
     folded = _fold(query if group.gather is None else query[group.gather], group, keys.shape[1])
-    attended = _attend(folded, _read(keys, group), _read(values, group), group.mask, scores)
+    attended = attend(folded, _read(keys, group), _read(values, group), group.mask, scores)
     result = _unfold(attended, group)
     return result if group.keep is None else result[group.keep]
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scores: _Scores
+def attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scores: Scoring
 ) -> torch.Tensor:
     """[R, kv_heads, queries, dim] over [R, kv_heads, L, dim]. softcap as in Gemma 2: before the mask."""
     if scores.softcap is None:

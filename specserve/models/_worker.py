@@ -9,7 +9,7 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, loading, vocabulary
+from specserve.models import Backend, _invariance, loading, vocabulary
 from specserve.types import WorkerInfo
 
 _log = logging.getLogger("specserve")
@@ -20,7 +20,8 @@ def load_backend(
 ) -> tuple[Backend, WorkerInfo]:
     """The loaded model with its KV pages allocated, and what was found out about it.
 
-    Raises ConfigError for a model that cannot be loaded, or that has no room for one full context.
+    Raises ConfigError for a model that cannot be loaded, that has no room for one full context, or, as a target, that
+    cannot be batch-invariant where the engine is to be.
     """
     began = perf_counter()
     loading.apply_threads(config.threads)
@@ -30,9 +31,14 @@ def load_backend(
         # A draft is rewound into the middle of many small forwards, of which such a backend keeps the last one only.
         raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
     backend = cast(Backend, folders.load("models", name).build(config, folder))
+    invariant = role == "target" and engine.batch_invariant
+    if invariant:
+        backend.make_batch_invariant()
     blocks = loading.derive_blocks(config, backend, engine.block_tokens, engine.max_requests)
     backend.allocate(blocks, engine.block_tokens)
     backend.states.reserve(engine.max_requests)
+    if invariant:
+        _invariance.check(backend, blocks, engine.block_tokens)
     info = WorkerInfo(
         role=role,
         device=str(backend.device),

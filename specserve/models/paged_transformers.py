@@ -17,7 +17,8 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import NoRowStates, RaggedBatch, _attention, _linear, _refusals, _rope, loading
+from specserve.models import NoRowStates, RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
+from specserve.models._invariant_step import InvariantStep
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
 from specserve.models._row_groups import RaggedPlan
 
@@ -53,6 +54,7 @@ class PagedTransformers:
         self._layouts, self._vocab_size = self._discover()
         self._pages: Pages | None = None
         self._states = NoRowStates()
+        self._invariant = False
 
     @property
     def vocab_size(self) -> int:
@@ -97,13 +99,26 @@ class PagedTransformers:
             raise ConfigError("the backend was asked to copy KV pages before they were allocated")
         self._pages.copy_blocks(sources, copies)
 
+    def make_batch_invariant(self) -> None:
+        """See `Backend`. What it costs: a call of attention per position, and products in small fixed pieces."""
+        if self._device.type != "cpu" or self._dtype != torch.float32:
+            raise ConfigError(
+                f"batch_invariant is there for float32 targets on a CPU; this one is {self._dtype} on {self._device}"
+            )
+        _invariance.make_invariant(self._model)
+        self._invariant = True
+
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
         if self._pages is None:
             raise ConfigError("the backend was asked for a forward before its KV pages were allocated")
-        plan = RaggedPlan(batch, self._pages.block_tokens, self._dtype, self._device)
-        return self._run(batch.tokens, batch.positions, batch.wanted, PagedStep(self._pages, plan))
+        return self._run(batch.tokens, batch.positions, batch.wanted, self._step(self._pages, batch))
+
+    def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
+        if self._invariant:
+            return InvariantStep(pages, batch)
+        return PagedStep(pages, RaggedPlan(batch, pages.block_tokens, self._dtype, self._device))
 
     def _run(self, tokens: Any, positions: Any, wanted: Any, store: _attention.KeyValueStore) -> torch.Tensor:
         output = self._model(

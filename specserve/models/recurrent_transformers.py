@@ -92,6 +92,10 @@ class RecurrentTransformers:
         """The recurrent state of each request."""
         return self._states
 
+    def make_batch_invariant(self) -> None:
+        """Raises ConfigError always: the models' own code for recurrent layers is what runs."""
+        raise ConfigError("batch_invariant is not there for targets with recurrent layers")
+
     def bytes_per_block(self, block_tokens: int) -> int:
         """Bytes of KV of one block, all attention layers together; 0 for a model without any."""
         return block_tokens * sum(layout.bytes_per_position for layout in self._layouts.values())

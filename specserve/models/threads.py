@@ -8,6 +8,10 @@ CPU_WORKER_ENVIRONMENT: dict[str, str] = {
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",  # GNU's pool, the one in torch's wheels
     "KMP_BLOCKTIME": "0",  # Intel's and LLVM's pool, milliseconds
+    # Every round makes tensors of the logits' size. By default glibc gives each of them back to the kernel, and most of
+    # the sampling time goes into fresh pages; so a worker keeps what it has once had.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     # The tokenizers library starts a thread per core otherwise, and warns after a fork.
     "TOKENIZERS_PARALLELISM": "false",
     # A model is a folder; nothing may wait for a model hub.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from specserve.sampling import blocks
+
 _CANDIDATES = 1024
 """Ids looked at before a whole row is sorted; nearly every nucleus is smaller."""
 
@@ -53,17 +55,22 @@ def _rows_where(mask: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
 
 
 def _softmax(logits: torch.Tensor, temperature: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    divisor = torch.where(temperature == 0, 1.0, temperature).to(logits.device, logits.dtype)[:, None]
+    divisor = torch.where(temperature == 0, 1.0, temperature)
+    divided = bool((divisor != 1).any())
+    divisor = divisor.to(logits.device, logits.dtype)[:, None]
     real = logits[:, :vocab_size]
+    dist = torch.empty_like(logits)
+    dist[:, vocab_size:] = 0
     # The largest logit becomes 0 before the division, so that no temperature, however small, makes an infinity.
-    dist = torch.softmax((real - real.amax(-1, keepdim=True)).div_(divisor), -1)
-    padding = logits.shape[1] - real.shape[1]
-    return torch.nn.functional.pad(dist, (0, padding)) if padding else dist
+    # All in the memory of the result: a fresh tensor of this size costs a CPU more than the work on it.
+    part = torch.sub(real, real.amax(-1, keepdim=True), out=dist[:, :vocab_size])
+    torch.softmax(part.div_(divisor) if divided else part, -1, out=part)
+    return dist
 
 
 def greedy_choice(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """int64 [m]: the id of the largest logit below vocab_size in each row of [m, V], the lowest id on ties."""
-    return logits[:, :vocab_size].argmax(-1)
+    return blocks.argmax(logits[:, :vocab_size])
 
 
 def one_hot(ids: torch.Tensor, width: int) -> torch.Tensor:
@@ -77,16 +84,16 @@ def filter_dist(
     """Keep the top_k likeliest ids of each row, then the smallest set of these with mass top_p, and renormalise.
 
     dist [m, V]; top_p [m] and top_k [m] on the CPU; 1 and 0 switch a filter off. `candidates` ids are sorted at
-    first, and eight times as many for the rows where that was too few.
+    first, and eight times as many for the rows where that was too few: a row's own need decides, for a sum over more
+    ids may round to other bits, and company may not matter.
     """
-    wanted = max(candidates, int(top_k.max()) + 1)
-    if wanted >= dist.shape[1]:
+    if candidates >= dist.shape[1]:
         probs, ids = torch.sort(dist, dim=-1, descending=True, stable=True)
         return _keep_front(probs, ids, top_p, top_k, dist)[0]
-    filtered, sure = _keep_front(*_likeliest(dist, wanted), top_p, top_k, dist)
+    filtered, sure = _keep_front(*_likeliest(dist, candidates), top_p, top_k, dist)
     for rows in _rows_where(~sure.cpu(), dist.device):
         here = rows.cpu()
-        filtered[rows] = filter_dist(dist[rows], top_p[here], top_k[here], 8 * wanted)
+        filtered[rows] = filter_dist(dist[rows], top_p[here], top_k[here], 8 * candidates)
     return filtered
 
 
@@ -116,7 +123,8 @@ def _keep_front(
     last = probs.gather(1, keep.sum(-1, keepdim=True) - 1).squeeze(1)
     kept = torch.where(keep, probs, 0)
     filtered = torch.zeros_like(dist).scatter_(1, ids, kept / kept.sum(-1, keepdim=True))
-    return filtered, last > probs[:, -1]
+    # With a part of the top k only, their mass is not known.
+    return filtered, (last > probs[:, -1]) & ((top_k == dist.shape[1]) | (top_k < probs.shape[1])).squeeze(1)
 
 
 def draw(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
@@ -134,7 +142,7 @@ def draw_where_possible(weights: torch.Tensor, noise: torch.Tensor) -> tuple[tor
     The row is read once, for the weight of each block of ids; then one block of it is looked at in detail. Sums within
     a block are in the weights' dtype, sums over blocks in float64.
     """
-    mass = _block_sums(weights).double()
+    mass = blocks.sums(weights, _BLOCK).double()
     threshold = noise.double()[:, None] * mass.sum(-1, keepdim=True)
     block, before = _first_above(mass, threshold)
     ids = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
@@ -142,14 +150,6 @@ def draw_where_possible(weights: torch.Tensor, noise: torch.Tensor) -> tuple[tor
     inside = torch.where(ids < weights.shape[1], inside, 0).double()
     at, _ = _first_above(inside, threshold - before)
     return ids.gather(1, at).squeeze(1), mass.any(-1)
-
-
-def _block_sums(weights: torch.Tensor) -> torch.Tensor:
-    """[m, ⌈V / block⌉]: the weight of each block of ids; the last one may be short."""
-    whole = weights.shape[1] // _BLOCK
-    sums = torch.unflatten(weights[:, : whole * _BLOCK], 1, (whole, _BLOCK)).sum(-1)
-    tail = weights[:, whole * _BLOCK :]
-    return torch.cat([sums, tail.sum(-1, keepdim=True)], 1) if tail.shape[1] else sums
 
 
 def _first_above(mass: torch.Tensor, threshold: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

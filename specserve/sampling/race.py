@@ -1,43 +1,62 @@
 """The Gumbel-max trick with noise per token id, as a race: the token whose exponential clock rings first.
 
 argmax(log dist + G), with G standard Gumbel, is argmax(dist / E) with E = exp(−G) standard exponential (Maddison et
-al., "A* sampling", 2014). So no logarithm of the dist is taken, and the noise of most ids need not be either:
-E = −log(1 − x) ≥ x for the uniform x of an id, so dist / x bounds its score, and scores are worked out in float64 only
-where that bound reaches a score that is known. The pick is exactly the one that all scores would give.
+al., "A* sampling", 2014). So no logarithm of the dist is taken, and the noise of most ids need not be made at all: it
+is drawn from the top down, as in that paper, over blocks of 64 consecutive ids. The first clock of a block to ring does
+so at M, exponential with rate 64, and is any of the 64 with equal chance: that is drawn first, once per block. The
+others ring at M plus a standard exponential of their own, because exponentials have no memory. So the E of all ids are
+independent standard exponentials, and dist / M bounds the score of every id of a block: only ids whose bound reaches a
+score that is known are worked out. The pick is exactly the one that all scores would give.
 
-x has 31 bits for the bound and 31 more below them for the score; the bits are integers, the same on every device, and
-an id of probability p wins with probability p to within 2⁻⁵² relative.
+M and the clocks are −log(1 − x), in float64, of uniforms x with 56 and 62 bits; these are integers, the same on every
+device, and an id of probability p wins with probability p to within rounding.
 """
 
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
+from specserve.sampling import blocks
 from specserve.sampling.noise import token_words
 
-_BLOCK = 128
-"""Ids that are looked at again together."""
+_BLOCK = 64
+"""Ids that share the draw of their first clock. A part of what noise is: another size gives other answers."""
 
-_LANES = {"cpu": 1 << 19, "cuda": 1 << 26}
-"""Ids whose noise is made at a time; on a CPU few enough to stay in its last cache."""
+_BLOCK_BITS = 6
 
 _RANKED_AMONG = 256
 """Ids of a dist that are ranked by their race."""
 
-_SLACK = 1 + 2.0**-20  # more than all rounding of a float32 bound
+_STRIPES = 16
+"""Parts of a row whose most promising blocks yield scores that are known early."""
+
+_SLACK = 1 - 2.0**-18  # more than all rounding of a float32 bound
 
 
 def race(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """int64 [m]: the winner of each row of dist [m, V], not negative, under keys int32 [m, 4] of `noise.token_keys`.
 
-    An id of probability 0 never wins; a row without any mass, or with NaN, gives some id.
+    Of equal scores the lowest id wins. An id of probability 0 never wins; a row without any mass, or with NaN, gives
+    some id.
     """
-    count = max(1, _LANES.get(dist.device.type, 1 << 20) // max(1, dist.shape[1]))
     if not len(dist):
         return torch.empty(0, dtype=torch.int64, device=dist.device)
-    runner = _Runner(min(count, len(dist)), dist)
-    chunks = zip(torch.split(dist, count), torch.split(keys, count), strict=True)
-    return torch.cat([runner.winners(rows, row_keys) for rows, row_keys in chunks])
+    vocab_size = dist.shape[1]
+    if vocab_size < _BLOCK:
+        dist = pad(dist, (0, _BLOCK - vocab_size))
+    highest = blocks.maxima(dist, _BLOCK)
+    words = _block_words(keys, highest.shape[1])
+    # dist / M is at most dist · factors: −log(1 − x) ≥ x, and half of the finest step is the smallest x.
+    factors = (_BLOCK * 2.0**31) / (words[0].to(dist.dtype) + 2.0**-26)
+    bounds = highest * factors
+    known = _known_scores(dist, keys, bounds, words[1]) * _SLACK
+    rows, ids = _contenders(dist, bounds, factors, known)
+    scores = _scores(ids, dist[rows, ids], keys[rows])
+    best = torch.zeros_like(known).scatter_reduce_(0, rows, scores, "amax")
+    winners = torch.full_like(best, vocab_size, dtype=torch.int64)
+    winners.scatter_reduce_(0, rows, torch.where(scores == best[rows], ids, vocab_size), "amin")
+    return winners.clamp_(max=vocab_size - 1)
 
 
 def race_sparse(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -64,59 +83,66 @@ def first_ids(ids: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tens
     """int64 [m, count]: of ids [m, k] those with the largest scores [m, k], −1 where no other score is above 0."""
     best, at = scores.topk(min(count, scores.shape[1]), -1)
     found = torch.where(best > 0, ids.gather(1, at), -1)
-    return torch.nn.functional.pad(found, (0, count - found.shape[1]), value=-1)
+    return pad(found, (0, count - found.shape[1]), value=-1)
 
 
 def _scores(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """float64: dist / E of single ids. keys int32 [..., 4] broadcast against ids and probs."""
-    high = token_words(keys[..., :2], ids.int()).double()
-    low = token_words(keys[..., 2:], ids.int()).double()
-    x = (high + (low + 0.5) * 2.0**-31) * 2.0**-31
-    return probs.double() / -torch.log1p(-x)
+    return probs / _rings(ids, keys)
 
 
-class _Runner:
-    """Work space for `rows` rows at a time; all tensors are padded to whole blocks."""
+def _rings(ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """float64: E of single ids, when their clocks ring."""
+    ids = ids.int()
+    # A block's own draw has a number below all ids.
+    high, low = _words(keys[..., None, :], torch.stack([ids, -1 - (ids >> _BLOCK_BITS)], -1))
+    own_low, first_low = low.unbind(-1)
+    holds = (first_low ^ ids) & (_BLOCK - 1) == 0
+    low = torch.stack([(own_low.double() + 0.5) * 2.0**-31, ((first_low >> _BLOCK_BITS).double() + 0.5) * 2.0**-25], -1)
+    own, first = torch.log1p((low + high) * -(2.0**-31)).neg_().unbind(-1)
+    return torch.where(holds, 0, own) + first / _BLOCK
 
-    def __init__(self, rows: int, dist: torch.Tensor) -> None:
-        self._vocab_size = dist.shape[1]
-        self._blocks = -(-self._vocab_size // _BLOCK)
-        shape, device = (rows, self._blocks * _BLOCK), dist.device
-        self._ids = torch.arange(self._vocab_size, dtype=torch.int32, device=device)
-        self._words = torch.empty(rows, self._vocab_size, dtype=torch.int32, device=device)
-        self._scratch = torch.empty_like(self._words)
-        self._bounds = torch.zeros(shape, dtype=dist.dtype, device=device)
 
-    def winners(self, dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """int64 [m] for rows of dist that fit."""
-        bounds = self._block_bounds(dist, keys)
-        rows = torch.arange(len(dist), device=dist.device)
-        # The most promising block of a row gives a score; what cannot reach it is out of the race.
-        _, known = self._best(dist, keys, rows, bounds.argmax(-1))
-        rows, blocks = (bounds * _SLACK >= known[:, None].to(bounds.dtype)).nonzero(as_tuple=True)
-        ids, scores = self._best(dist, keys, rows, blocks)
-        top = torch.zeros_like(known).scatter_reduce_(0, rows, scores, "amax")
-        winner = torch.full_like(known, self._vocab_size, dtype=torch.int64)
-        winner.scatter_reduce_(0, rows, torch.where(scores == top[rows], ids, self._vocab_size), "amin")
-        return winner.clamp_(max=self._vocab_size - 1)
+def _words(keys: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """int32 [2, …]: the 31 high and 31 low bits of each number; keys int32 [..., 4] broadcast against numbers."""
+    return token_words(torch.unflatten(keys, -1, (2, 2)).movedim(-2, 0), numbers)
 
-    def _block_bounds(self, dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """[m, blocks]: a bound of all scores in each block."""
-        words, scratch = self._words[: len(dist)], self._scratch[: len(dist)]
-        bounds = self._bounds[: len(dist)]
-        token_words(keys[:, None, :2], self._ids, words, scratch)
-        # Half of the finest step: a word of 0 stands for an x that is small, not for 0.
-        lanes = bounds[:, : self._vocab_size].copy_(words).add_(2.0**-32)
-        torch.div(dist, lanes, out=lanes)
-        return bounds.view(len(dist), self._blocks, _BLOCK).amax(-1).mul_(2.0**31)
 
-    def _best(
-        self, dist: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor, blocks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The best id, the lowest on ties, and its score, of each (row, block); int64 and float64 [c]."""
-        ids = blocks[:, None] * _BLOCK + torch.arange(_BLOCK, device=dist.device)
-        inside = ids < self._vocab_size
-        probs = dist[rows[:, None], ids.clamp(max=self._vocab_size - 1)]
-        scores = torch.where(inside, _scores(ids, probs, keys[rows][:, None]), 0)
-        best, at = scores.max(-1)
-        return ids.gather(1, at[:, None]).squeeze(1), best
+def _block_words(keys: torch.Tensor, count: int) -> torch.Tensor:
+    """int32 [2, m, count]: the bits that the first clocks of blocks are drawn from."""
+    return _words(keys[:, None], torch.arange(-1, -1 - count, -1, dtype=torch.int32, device=keys.device))
+
+
+def _known_scores(
+    dist: torch.Tensor, keys: torch.Tensor, bounds: torch.Tensor, low_words: torch.Tensor
+) -> torch.Tensor:
+    """float64 [m]: a score that some id of each row has, and few ids can beat.
+
+    Looked at are the blocks of highest bound in each stripe, and in these the likeliest id, which wins where a dist is
+    sharp, and the one that rings first, which wins where it is flat.
+    """
+    whole = dist.shape[1] // _BLOCK
+    stripes = min(_STRIPES, whole)
+    width = whole // stripes
+    at = torch.unflatten(bounds[:, : stripes * width], 1, (stripes, width)).argmax(-1)
+    at += torch.arange(0, stripes * width, width, device=at.device)
+    probs = torch.unflatten(dist[:, : whole * _BLOCK], 1, (whole, _BLOCK)).take_along_dim(at[..., None], 1)
+    lanes = torch.stack([probs.argmax(-1), low_words.gather(1, at) & (_BLOCK - 1)], -1)
+    ids = (at[..., None] * _BLOCK + lanes).flatten(1)
+    return _scores(ids, probs.gather(2, lanes).flatten(1), keys[:, None]).amax(-1)
+
+
+def _contenders(
+    dist: torch.Tensor, bounds: torch.Tensor, factors: torch.Tensor, known: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and id, int64 [c] each, of everything whose bound exceeds the row's known score."""
+    known = known.to(dist.dtype)
+    rows, numbers = (bounds > known[:, None]).nonzero(as_tuple=True)
+    # The window of a short last block begins in the block before it.
+    begins = (numbers * _BLOCK).clamp(max=dist.shape[1] - _BLOCK)
+    windows = dist.unfold(1, _BLOCK, 1)[rows, begins]
+    passes = windows > (known[rows] / factors[rows, numbers])[:, None]
+    at, lanes = passes.nonzero(as_tuple=True)
+    ids = begins[at] + lanes
+    mine = ids >= numbers[at] * _BLOCK
+    return (rows[at], ids) if dist.shape[1] % _BLOCK == 0 else (rows[at][mine], ids[mine])

@@ -105,6 +105,21 @@ def test_mixed_rows_are_as_if_alone() -> None:
         assert torch.equal(batch[r : r + 1], alone)
 
 
+def test_a_row_is_filtered_to_the_same_bits_in_any_company() -> None:
+    """A neighbour whose top k needs a longer sort changes no bit of a row, and the long row is right."""
+    logits = torch.randn(40, 5000, generator=torch.Generator().manual_seed(9))
+    n = len(logits)
+    temperature, top_p = torch.full((n,), 1.3), torch.full((n,), 0.9)
+    top_k = torch.full((n,), 700)
+    top_k[-3:] = torch.tensor([1500, 1024, 4000])
+    batch = process(logits, temperature, top_p, top_k, 5000)
+    for r in range(n):
+        alone = process(logits[r : r + 1], temperature[r : r + 1], top_p[r : r + 1], top_k[r : r + 1], 5000)
+        assert torch.equal(batch[r : r + 1], alone)
+    plain = processed(logits, 1.3)
+    assert torch.equal(batch[-3:] > 0, filter_dist(plain[-3:], top_p[-3:], top_k[-3:], candidates=5000) > 0)
+
+
 def test_process_leaves_its_input_alone() -> None:
     """The logits are not written to."""
     logits = torch.randn(2, 10)

@@ -16,11 +16,21 @@ def keys_of(count: int, seed: int = 5) -> torch.Tensor:
     return token_keys(torch.tensor([seed]), torch.arange(count))
 
 
+def rings(keys: torch.Tensor, vocab: int) -> torch.Tensor:
+    """E of every id, by the definition: float64 [m, vocab]."""
+    ids = torch.arange(vocab, dtype=torch.int32)
+    own, block = (
+        [token_words(keys[:, None, part], numbers) for part in (slice(0, 2), slice(2, 4))]
+        for numbers in (ids, -1 - ids // 64)
+    )
+    after = -torch.log1p(-(own[0] + (own[1].double() + 0.5) / 2**31) / 2**31)
+    first = -torch.log1p(-(block[0] + ((block[1] // 64).double() + 0.5) / 2**25) / 2**31) / 64
+    return first + torch.where(block[1] % 64 == ids % 64, 0, after)
+
+
 def scores(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """dist / E of every id in float64, with no short cut."""
-    ids = torch.arange(dist.shape[1], dtype=torch.int32)
-    high, low = (token_words(keys[:, None, part], ids).double() for part in (slice(0, 2), slice(2, 4)))
-    return dist.double() / -torch.log1p(-(high + (low + 0.5) / 2**31) / 2**31)
+    return dist.double() / rings(keys, dist.shape[1])
 
 
 def mixed(x: int, key: int) -> int:
@@ -86,6 +96,20 @@ def test_noise_per_id_is_uniform_and_independent() -> None:
     assert kstest(where.numpy() / 2000, "uniform").pvalue > 1e-3
 
 
+def test_clocks_of_ids_are_independent_exponentials() -> None:
+    """Each E, over positions and over ids, is standard exponential; no two of a block or of two blocks correlate."""
+    found = rings(keys_of(3000), 200)
+    for sample in (found[:, 0], found[:, 63], found[:, 64], found[7], found.flatten()[::7]):
+        assert kstest(sample.numpy(), "expon").pvalue > 1e-3
+    apart = torch.corrcoef(found.T) - torch.eye(200)
+    assert apart.abs().max() < 5.5 / 3000**0.5
+    # Likewise of the smallest of any subset: within a block, across two, and of one whole block.
+    for ids in (range(3), range(60, 70), range(64), range(130, 200, 7)):
+        smallest, first = found[:, list(ids)].min(-1)
+        assert kstest(smallest.numpy() * len(ids), "expon").pvalue > 1e-3
+        assert chisquare(torch.bincount(first, minlength=len(ids)).numpy()).pvalue > 1e-3
+
+
 def test_every_bit_of_a_word_depends_on_the_id() -> None:
     """Flipping one bit of the id flips each bit of the word about half of the time."""
     keys = keys_of(3000)[:, None, :2]
@@ -96,7 +120,7 @@ def test_every_bit_of_a_word_depends_on_the_id() -> None:
         assert (share - 0.5).abs().max() < 0.05
 
 
-@pytest.mark.parametrize("vocab", [1, 5, 127, 128, 129, 1000, 5003])
+@pytest.mark.parametrize("vocab", [1, 5, 63, 64, 65, 127, 128, 1000, 1024, 5003])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])
 def test_the_short_cut_finds_the_winner_of_all_scores(vocab: int, scale: float) -> None:
     """Bounds never hide the winner, for flat and for sharp dists, and in chunks that do not divide the rows."""
