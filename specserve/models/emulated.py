@@ -115,6 +115,9 @@ class EmulatedModel:
         """Make the pages of digests: 8 bytes per position."""
         self._pages = DigestPages(blocks, block_tokens)
 
+    def make_batch_invariant(self) -> None:
+        """Nothing to do: logits are a function of a row's own history."""
+
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Copy whole pages of digests; a device does so in no time."""
         if self._pages is None:
