@@ -171,7 +171,7 @@ def plot(rows: list[Row], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install matplotlib, or the extra specserve[dev]") from None
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib, or the extra specserve[plot]") from None
     temperatures = sorted({row["temperature"] for row in rows}, key=float)  # type: ignore[arg-type]
     figure = Figure(figsize=(4.5 * len(temperatures), 4), layout="constrained")
     panels = figure.subplots(1, len(temperatures), sharey=True, squeeze=False)[0]
