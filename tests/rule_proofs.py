@@ -12,7 +12,7 @@ from itertools import pairwise, product
 
 import torch
 
-from specserve.verification import Judge, RuleNoise
+from specserve.verification import FixedNoise, Judge, RuleNoise
 from specserve.verification._draft_rows import DraftRows
 
 _INSET = 1e-14
@@ -69,7 +69,7 @@ def _run(
 
 def rule_noise(accept: torch.Tensor, choose: torch.Tensor, keys: torch.Tensor | None = None) -> RuleNoise:
     """Noise of uniforms; for rules that do not look at noise per token id, its keys are all zero."""
-    return RuleNoise(accept, choose, torch.zeros(*choose.shape, 4, dtype=torch.int32) if keys is None else keys)
+    return FixedNoise(accept, choose, torch.zeros(*choose.shape, 4, dtype=torch.int32) if keys is None else keys)
 
 
 def cumulative(weights: torch.Tensor) -> list[float]:

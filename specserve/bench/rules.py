@@ -21,7 +21,7 @@ from specserve.config import EngineConfig
 from specserve.errors import ConfigError
 from specserve.sampling.dists import process
 from specserve.sampling.noise import token_keys
-from specserve.verification import Judge, RuleNoise, judges_of
+from specserve.verification import FixedNoise, Judge, RuleNoise, judges_of
 from specserve.verification._draft_rows import DraftRows
 
 Progress = Callable[[str], None]
@@ -122,7 +122,7 @@ def _inputs(batch: int, depth: int, vocab: int, seed: int) -> _Inputs:
     draft = DraftRows(ids, probs / probs.sum(-1, keepdim=True))
     places = torch.randint(4, (batch, depth, 1), generator=generator)
     positions = torch.arange(depth + 1).expand(batch, -1)
-    noise = RuleNoise(
+    noise = FixedNoise(
         torch.rand(batch, depth, generator=generator).double(),
         torch.rand(batch, depth + 1, generator=generator).double(),
         token_keys(torch.arange(batch)[:, None], positions),

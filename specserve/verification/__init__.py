@@ -31,13 +31,32 @@ if TYPE_CHECKING:
 NOT_CHOICES = frozenset({"bookkeeping", "verifier"})
 
 
-@dataclass(frozen=True, slots=True)
-class RuleNoise:
+class RuleNoise(Protocol):
     """Noise by chain position j, keyed by the absolute position of the token in question, accept also by j itself.
 
     Uniforms in [0, 1): accept float64 [B, K] tests drafted token j; choose float64 [B, K + 1] picks the target's own
     token j. keys int32 [B, K + 1, 4] are those of the noise per token id of token j.
     """
+
+    @property
+    def accept(self) -> torch.Tensor:
+        """Tests of drafted tokens."""
+        ...
+
+    @property
+    def choose(self) -> torch.Tensor:
+        """The target's own picks."""
+        ...
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """Of the noise per token id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedNoise:
+    """`RuleNoise` that is there already."""
 
     accept: torch.Tensor
     choose: torch.Tensor

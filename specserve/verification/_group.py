@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -47,12 +48,33 @@ class Group:
 
     def noise(self, device: torch.device) -> RuleNoise:
         """The noise of each chain position, keyed by absolute position; tests of drafted tokens also by their place."""
-        places = torch.arange(self.steps.shape[1])
-        positions = self.first[:, None] + places
-        seeds, branches = self.settings.seeds[:, None], self.settings.branches[:, None]
-        accept = uniform(seeds, Purpose.ACCEPT, positions[:, :-1], branches, places[:-1])
-        choose = uniform(seeds, Purpose.CHOOSE, positions, branches)
-        return RuleNoise(accept.to(device), choose.to(device), token_keys(seeds, positions, branches).to(device))
+        return _GroupNoise(self, device)
+
+
+class _GroupNoise:
+    """`RuleNoise`, each kind made when a rule asks for it: no rule needs all of them."""
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._device = device
+        self._places = torch.arange(group.steps.shape[1])
+        self._positions = group.first[:, None] + self._places
+        self._seeds, self._branches = group.settings.seeds[:, None], group.settings.branches[:, None]
+
+    @cached_property
+    def accept(self) -> torch.Tensor:
+        """See `RuleNoise`."""
+        positions, places = self._positions[:, :-1], self._places[:-1]
+        return uniform(self._seeds, Purpose.ACCEPT, positions, self._branches, places).to(self._device)
+
+    @cached_property
+    def choose(self) -> torch.Tensor:
+        """See `RuleNoise`."""
+        return uniform(self._seeds, Purpose.CHOOSE, self._positions, self._branches).to(self._device)
+
+    @cached_property
+    def keys(self) -> torch.Tensor:
+        """See `RuleNoise`."""
+        return token_keys(self._seeds, self._positions, self._branches).to(self._device)
 
 
 def grouped(rows: Sequence[Row], greedy_walks: Container[RuleName]) -> list[Group]:

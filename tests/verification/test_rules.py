@@ -8,7 +8,17 @@ from specserve.config import EngineConfig
 from specserve.sampling.dists import one_hot
 from specserve.sampling.noise import token_keys
 from specserve.sampling.race import race
-from specserve.verification import RuleNoise, all_rules, block, coupled, exact, judges_of, rejection, typical
+from specserve.verification import (
+    FixedNoise,
+    RuleNoise,
+    all_rules,
+    block,
+    coupled,
+    exact,
+    judges_of,
+    rejection,
+    typical,
+)
 from specserve.verification._chain import judge_greedy
 from specserve.verification._draft_rows import DraftRows
 
@@ -23,7 +33,7 @@ RATIO_JUDGES = {"rejection": rejection.judge, "block": block.judge}
 def random_noise(rows: int, depth: int, generator: torch.Generator) -> RuleNoise:
     keys = torch.randint(-(2**31), 2**31, (rows, depth + 1, 4), generator=generator).int()
     accept, choose = (torch.rand(rows, count, generator=generator).double() for count in (depth, depth + 1))
-    return RuleNoise(accept, choose, keys)
+    return FixedNoise(accept, choose, keys)
 
 
 def say(
@@ -110,7 +120,7 @@ def test_what_stands_past_a_rows_length_has_no_influence(name: str) -> None:
             DraftRows.whole(draft[row, :length]),
             tokens[row, :length],
             lengths[row],
-            RuleNoise(noise.accept[row, :length], noise.choose[row, : length + 1], noise.keys[row, : length + 1]),
+            FixedNoise(noise.accept[row, :length], noise.choose[row, : length + 1], noise.keys[row, : length + 1]),
         )
         assert (int(kept[r]), int(following[r])) == (int(alone[0]), int(alone[1]))
 
@@ -232,7 +242,7 @@ def test_the_first_token_depends_on_the_target_alone(judge) -> None:
     target = torch.softmax(torch.randn(1, 1, 4, generator=generator), -1).expand(1, 4, 4)
     noise = random_noise(1, 3, generator)
     none = torch.empty(1, 0, dtype=torch.int64)
-    alone = RuleNoise(noise.accept[:, :0], noise.choose[:, :1], noise.keys[:, :1])
+    alone = FixedNoise(noise.accept[:, :0], noise.choose[:, :1], noise.keys[:, :1])
     plain = int(judge(target[:, :1], DraftRows.certain(none), none, torch.tensor([0]), alone)[1])
     for drafted in ([0, 0, 0], [plain, 1, 2], [3, 3, 3]):
         tokens = torch.tensor([drafted])
