@@ -97,7 +97,7 @@ def configured(options: Options, outcomes: int | str) -> Config:
         "engine.rule": options.rule,
         "engine.depth": max(options.depths),
         "engine.max_requests": most,
-        "engine.max_batch_tokens": max(512, most * (max(options.depths) + 1) + 64),
+        "engine.max_batch_tokens": max(512, 4 * most * (max(options.depths) + 1) + 64),
         "target.emulated.strict": True,
         "draft.model.emulated.strict": True,
         "draft.model.emulated.acceptance": options.acceptance,

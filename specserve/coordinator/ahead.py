@@ -136,7 +136,8 @@ class AheadDrafts(WorkerSource):
     def _branch(self, plan: AheadPlan, trunks: Sequence[Trunk], left_s: float | None) -> None:
         """Give each trunk its likeliest outcomes, each round of giving one to every trunk, while there is room."""
         due = [trunk for trunk in trunks if trunk.due]
-        count = self._count(due, left_s)
+        room = self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks)
+        count = min(self._count(due, left_s), max(0, room) // max(1, len(due)))
         steps = self._steps(len(due) * (1 + count), left_s)
         for index in range(count):
             for trunk in due:

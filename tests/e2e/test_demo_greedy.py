@@ -86,3 +86,17 @@ def test_drafts_are_really_kept(servers):
     assert answer.stats.kept_tokens > 10
     assert answer.stats.rounds < answer.stats.generated_tokens
     assert engine.levels().slots_held == engine.levels().target_blocks_held == 0
+
+
+@pytest.mark.parametrize("outcomes", [pytest.param(1, marks=pytest.mark.full), 10])
+def test_drafting_ahead_gives_the_same_text(expected, outcomes):
+    """Both workers of the demo pair at once, on threads of their own: four prompts, greedy, branches that come true."""
+    some = [6, 0, 3, 5]
+    settings = {"target": {"kv_memory_gib": 0.5, "context_length": 2048}, "engine": {"depth": 3, "outcomes": outcomes}}
+    with LocalEngine(settings) as engine:
+        prompts = [engine.tokenizer.chat_prompt([{"role": "user", "content": CHATS[at]}]) for at in some]
+        answers = engine.generate(prompts, max_tokens=TOKENS)
+        hits = engine._loop.call(lambda: engine._engine._drafts.hits).result()
+
+    assert [answer.text for answer in answers] == [expected[at][1] for at in some]
+    assert hits > 0
