@@ -1,6 +1,7 @@
 # make serve     chat with the demo model over HTTP on 127.0.0.1:8000 (ARGS="--speculator ngram" for more)
 # make test      the tests, sampled; make test-all: the full matrix
 # make check     format, lint, types
+# make figures   the pictures of docs/exactness.md
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve test test-all check lint setup clean
+.PHONY: serve test test-all check lint figures setup clean
 
 serve: $(STAMP)
 	@exec $(BIN)/specserve serve $(ARGS)
@@ -24,6 +25,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check specserve tests
 	$(BIN)/ruff check specserve tests
 	$(BIN)/mypy
+
+figures: $(STAMP)
+	$(BIN)/specserve bench exactness --plots docs/images --acceptance docs/results/acceptance.json
 
 setup: $(STAMP)
 

@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     ties.set_defaults(verb=_ties)
     _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
+    _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
     return parser
 
 
@@ -140,6 +141,13 @@ def _rules_arguments(rules: argparse.ArgumentParser) -> None:
     rules.add_argument("--repeats", type=int, default=5, help="timed passes; medians are reported; default: 5")
     rules.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
     rules.set_defaults(verb=_rules)
+
+
+def _exactness_arguments(exactness: argparse.ArgumentParser) -> None:
+    exactness.add_argument("--tokens", type=int, default=200_000, help="tokens of each rule; default: 200000")
+    exactness.add_argument("--plots", type=Path, help="also write pictures to this folder")
+    exactness.add_argument("--acceptance", type=Path, help="with --plots: JSON of bench acceptance, drawn as well")
+    exactness.set_defaults(verb=_exactness)
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -349,6 +357,17 @@ def _rules(arguments: argparse.Namespace) -> int:
     show("rules with sparse drafts; ratio is ms in units of reading the logits once", rows)
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
+    return 0
+
+
+def _exactness(arguments: argparse.Namespace) -> int:
+    from specserve.bench.exactness import measure, plot
+    from specserve.bench.report import show
+
+    rows = measure(arguments.tokens, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show("what comes out, against the target's law; a rule that is exact has a p-value from 0 to 1 by chance", rows)
+    for path in plot(rows, arguments.acceptance, arguments.plots) if arguments.plots is not None else ():
+        print(f"wrote {path}")
     return 0
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -48,7 +48,7 @@ class _Text:
 
 
 class _Stopwatch:
-    """Mean milliseconds of forwards, by what was read."""
+    """Median milliseconds of forwards, by what was read."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -63,7 +63,7 @@ class _Stopwatch:
 
     def ms(self, shape: str) -> float:
         """Of the forwards of a shape."""
-        return 1000 * mean(self._seconds[shape])
+        return 1000 * median(self._seconds[shape])
 
 
 def measure(config: Config, positions: int, progress: Progress) -> list[Row]:

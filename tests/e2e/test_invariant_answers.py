@@ -1,4 +1,4 @@
-"""A real model's seeded answers under `engine.batch_invariant`: the same to the last bit, whatever happens around them."""
+"""A real model's seeded answers under `engine.batch_invariant`: the same to the last bit, whatever else runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def alone(folders) -> list[tuple[object, ...]]:
     ],
 )
 def test_answers_are_bit_identical_in_any_company_and_at_any_depth(folders, alone, depth, settings) -> None:
-    """Eight requests at once, prompts in other pieces, chains of other lengths: the same texts and log-probabilities."""
+    """Eight requests at once, prompts in other pieces, other chains: the same texts and log-probabilities."""
     with running(folders, **{"depth": 4} | settings) as engine:
         assert [said(answer) for answer in engine.complete([request(n, depth) for n in range(COUNT)])] == alone
 
@@ -79,8 +79,4 @@ def test_answers_are_bit_identical_in_any_company_and_at_any_depth(folders, alon
 def test_without_the_mode_log_probabilities_differ(folders, alone) -> None:
     """The same comparison on an ordinary target sees other bits."""
     with running(folders, invariant=False, depth=4) as engine:
-        ordinary = [said(answer) for answer in engine.complete([request(n, 4) for n in range(COUNT)])]
-    assert ordinary != alone
-    assert [answer[1] for answer in ordinary] == [
-        answer[1] for answer in alone
-    ]  # a near-tie may flip, and did not here
+        assert [said(answer) for answer in engine.complete([request(n, 4) for n in range(COUNT)])] != alone
