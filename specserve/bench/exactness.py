@@ -22,7 +22,7 @@ from specserve.errors import ConfigError
 from specserve.sampling.dists import draw, process
 from specserve.sampling.noise import Purpose, token_keys, uniform
 from specserve.sampling.race import race
-from specserve.verification import Judge, Rule, RuleNoise, all_rules, judges_of
+from specserve.verification import FixedNoise, Judge, Rule, all_rules, judges_of
 from specserve.verification._draft_rows import DraftRows
 
 Progress = Callable[[str], None]
@@ -140,7 +140,7 @@ def _round(
     target, draft = _models(case.top_p)
     positions = length[:, None] + torch.arange(DEPTH + 1)
     places = torch.arange(DEPTH)
-    noise = RuleNoise(
+    noise = FixedNoise(
         uniform(seeds, Purpose.ACCEPT, positions[:, :-1], 0, places),
         uniform(seeds, Purpose.CHOOSE, positions),
         token_keys(seeds, positions),
