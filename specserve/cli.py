@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     ties.set_defaults(verb=_ties)
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
+    _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
     return parser
 
 
@@ -121,6 +122,21 @@ def _rules_arguments(rules: argparse.ArgumentParser) -> None:
     rules.add_argument("--repeats", type=int, default=5, help="timed passes; medians are reported; default: 5")
     rules.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
     rules.set_defaults(verb=_rules)
+
+
+def _coordinator_arguments(coordinator: argparse.ArgumentParser) -> None:
+    modes = ("plain", "serial", "ahead1", "ahead12")
+    coordinator.add_argument(
+        "--modes", type=_names, default=modes, help=f"any of {','.join(modes)}, which is the default"
+    )
+    coordinator.add_argument("--temperature", type=_floats, default=(0.0, 1.0), help="temperatures; default: 0,1")
+    coordinator.add_argument(
+        "--batch", type=_numbers, default=(1, 16, 64, 256), help="running requests; default: 1,16,64,256"
+    )
+    coordinator.add_argument("--context", type=int, default=500, help="tokens of each prompt; default: 500")
+    coordinator.add_argument("--rounds", type=int, default=100, help="timed rounds of each; default: 100")
+    coordinator.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
+    coordinator.set_defaults(verb=_coordinator)
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -303,6 +319,21 @@ def _rules(arguments: argparse.Namespace) -> int:
     show("rules with sparse drafts; ratio is ms in units of reading the logits once", rows)
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
+    return 0
+
+
+def _coordinator(arguments: argparse.Namespace) -> int:
+    from specserve.bench.coordinator import Options, measure
+    from specserve.bench.report import check_json_path, show, write_json
+
+    if arguments.json is not None:
+        check_json_path(arguments.json)
+    names = ("modes", "temperature", "batch", "context", "rounds")
+    options = Options(**{name: getattr(arguments, name) for name in names})
+    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show("the coordinator's own processor time for a round", rows)
+    if arguments.json is not None:
+        write_json(arguments.json, {name: getattr(options, name) for name in names}, rows)
     return 0
 
 
