@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     ties.add_argument("--positions", type=int, default=400, help="positions to compare; default: 400")
     ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     ties.set_defaults(verb=_ties)
+    _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
     return parser
@@ -111,6 +112,24 @@ def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
     acceptance.add_argument("--max-tokens", type=int, default=48, help="tokens per answer, exactly; default: 48")
     acceptance.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     acceptance.set_defaults(verb=_acceptance)
+
+
+def _pipeline_arguments(pipeline: argparse.ArgumentParser) -> None:
+    modes = ("plain", "serial", "ahead1", "ahead")
+    pipeline.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="device profile: a name or a .json file")
+    pipeline.add_argument("--modes", type=_names, default=modes, help=f"any of {','.join(modes)}, the default")
+    pipeline.add_argument("--batch", type=_numbers, default=(1, 8, 32, 64), help="requests; default: 1,8,32,64")
+    pipeline.add_argument("--temperature", type=_floats, default=(0.0, 0.7, 1.0), help="default: 0,0.7,1")
+    pipeline.add_argument("--rule", default="coupled", help="verification rule; default: coupled")
+    pipeline.add_argument("--depth", type=_numbers, default=(4,), help="drafted tokens per round; default: 4")
+    pipeline.add_argument("--acceptance", type=float, default=0.78, help="of the emulated draft; default: 0.78")
+    pipeline.add_argument(
+        "--runner-up-hit", type=float, default=0.9, help="its runners-up, where its first is wrong; default: 0.9"
+    )
+    pipeline.add_argument("--window", type=float, default=4.0, help="seconds that each case is measured; default: 4")
+    pipeline.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
+    pipeline.add_argument("--plot", type=Path, help="also draw tokens/s and limits into this file, e.g. a .png or .svg")
+    pipeline.set_defaults(verb=_pipeline)
 
 
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:
@@ -305,6 +324,34 @@ def _ties(arguments: argparse.Namespace) -> int:
     show(f"{config.served_name}: choices that differ from those of one position at a time", rows)
     if arguments.json is not None:
         write_json(arguments.json, config.model_dump() | {"bench": {"positions": arguments.positions}}, rows)
+    return 0
+
+
+def _pipeline(arguments: argparse.Namespace) -> int:
+    from specserve.bench.pipeline import Options, measure, plot
+    from specserve.bench.report import check_json_path, show, write_json
+
+    if arguments.json is not None:
+        check_json_path(arguments.json)
+    options = Options(
+        profile=arguments.profile,
+        modes=arguments.modes,
+        batches=arguments.batch,
+        temperatures=arguments.temperature,
+        rule=arguments.rule,
+        depths=arguments.depth,
+        acceptance=arguments.acceptance,
+        runner_up_hit=arguments.runner_up_hit,
+        window_s=arguments.window,
+    )
+    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    about = f"acceptance {options.acceptance:g}, runner-up hit {options.runner_up_hit:g}"
+    shown = [{name: value for name, value in row.items() if name not in ("profile", "rule")} for row in rows]
+    show(f"{options.profile}, {options.rule}: {about}", shown)
+    if arguments.json is not None:
+        write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
+    if arguments.plot is not None:
+        plot(rows, arguments.plot)
     return 0
 
 

@@ -74,16 +74,18 @@ class DraftConfig(Section):
         return self
 
 
+_MOST_OUTCOMES = 256
+
+
 class EngineConfig(Section):
     """Limits of one pipeline."""
 
     depth: int = Field(4, ge=0, le=64, description="drafted tokens per request and round; 0 is plain decoding")
-    outcomes: int | None = Field(
-        0,
-        ge=0,
-        le=256,
+    outcomes: int | Literal["auto"] = Field(
+        "auto",
         description="outcomes of a verification drafted for while it runs, per request: 0 drafts only when it is over, "
-        "1 goes on behind the whole chain, more also behind what may be refused; none chooses by measured costs",
+        "1 goes on behind the whole chain, more also behind what may be refused; auto chooses by measured costs, and 0 "
+        "where draft and target share one device",
     )
     fan_out: int = Field(3, ge=1, le=32, description="next tokens guessed at one place of a chain, at most")
     rule: str = Field("rejection", description="the name of a rule file in verification/")
@@ -118,6 +120,12 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _countable_outcomes(self) -> EngineConfig:
+        if self.outcomes != "auto" and not 0 <= self.outcomes <= _MOST_OUTCOMES:
+            raise ValueError(f"outcomes {self.outcomes} must be auto, or from 0 to {_MOST_OUTCOMES}")
+        return self
+
+    @model_validator(mode="after")
     def _synthetic_profile(self) -> EngineConfig:
         profile = self.synthetic_acceptance
         if profile is None:
@@ -144,7 +152,7 @@ class EngineConfig(Section):
     def most_outcomes(self) -> int:
         """Branches that one request may have: at each chain position `fan_out` corrections, and what may follow all."""
         every = self.depth * self.fan_out + self.fan_out + 1
-        return every if self.outcomes is None else min(self.outcomes, every)
+        return every if self.outcomes == "auto" else min(self.outcomes, every)
 
 
 class ServerConfig(Section):

@@ -128,7 +128,7 @@ class LocalEngine:
         self._closed = False
         mailbox = Mailbox()
         # Workers that take turns share the engine's thread; one that drafts ahead needs the target to run beside it.
-        channel = LocalChannel if parts.draft_worker is None or self.config.engine.outcomes == 0 else ThreadChannel
+        channel = ThreadChannel if _work_at_once(self.config, parts) else LocalChannel
         verifier = channel(parts.verifier, mailbox, "target")
         drafter = None if parts.draft_worker is None else channel(parts.draft_worker, mailbox, "draft")
         self._engine = Engine(
@@ -313,6 +313,11 @@ class LocalEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _work_at_once(config: Config, parts: Parts) -> bool:
+    outcomes = config.engine.outcomes
+    return parts.draft is not None and (parts.draft.place != parts.target.place if outcomes == "auto" else outcomes > 0)
 
 
 def _as_config(config: Config | Mapping[str, Any] | Path | None) -> Config:

@@ -213,7 +213,8 @@ class EngineClient(Protocol):
 class WorkerInfo:
     """What a worker found out when it loaded its model. Derived facts live here, never in the config.
 
-    rules are those that a verifier judges by, each with whether it is lossless.
+    rules are those that a verifier judges by, each with whether it is lossless. Workers of the same place share their
+    hardware.
     """
 
     role: Literal["draft", "target"]
@@ -225,6 +226,7 @@ class WorkerInfo:
     weights_bytes: int
     load_s: float
     rules: Mapping[RuleName, bool] = field(default_factory=dict)
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

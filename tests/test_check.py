@@ -120,3 +120,15 @@ def test_a_damaged_weights_file_is_a_problem(folders, tmp_path) -> None:
     next(folder.glob("*.safetensors")).write_bytes(b"\xff" * 64)
     (found,) = problems(config_of([str(folder), folders[1]]))
     assert "cannot read" in found
+
+
+def test_emulated_devices_are_told_from_models(capsys) -> None:
+    """Which devices, and no memory or vocabulary of models that are not there; flags go over the profile."""
+    arguments = ["check", "--profile", "llama-70b-1b-h100", "--set", "server.port=0", "--set", "target.kv_blocks=9000"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "emulated" in out
+    assert "Llama-3.1-70B, bf16, tensor parallel on 8 H100 80GB takes; 9000 KV blocks" in out
+    assert "vocabulary" not in out
+    assert main(["check", "--profile", "no-such-pair"]) == 1
+    assert "qwen3-32b-0.6b-h100" in capsys.readouterr().err

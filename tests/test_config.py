@@ -78,3 +78,11 @@ def test_the_readme_table_of_settings_is_true() -> None:
     assert len(rows) >= 20
     assert {name: yaml.safe_load(default) for name, default in rows} == {name: at(tree, name) for name, _ in rows}
     assert {name for name, _ in rows} <= set(setting_names())
+
+
+def test_emulated_models_of_two_languages_are_refused() -> None:
+    """A draft with another seed than its target's would silently never be right; other pairs may differ."""
+    two = {"target": {"source": "emulated"}, "draft": {"model": {"source": "emulated", "emulated": {"seed": 1}}}}
+    with pytest.raises(ConfigError, match="unrelated languages"):
+        parse(two)
+    assert parse(two | {"target": {"source": "demo"}}).draft.model.emulated.seed == 1

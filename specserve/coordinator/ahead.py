@@ -33,13 +33,13 @@ _GIVE_UP_AFTER = 10
 class AheadDrafts(WorkerSource):
     """Drafts made beside the verifier: one plan in flight, its branches kept until the round that it foresaw is over.
 
-    outcomes is R, the branches of one request at most; None chooses by measured costs.
+    How many branches a request gets is configured, or chosen by measured costs.
     """
 
-    def __init__(self, link: WorkerLink, outcomes: int | None, fan_out: int) -> None:
+    def __init__(self, link: WorkerLink) -> None:
         super().__init__(link)
-        self._outcomes = outcomes
-        self._odds = OutcomeOdds(fan_out)
+        self._outcomes = link.config.outcomes
+        self._odds = OutcomeOdds(link.config.fan_out)
         self._step_cost = StepCost()
         self._round_s = Mean()  # from sending a round to its verdict
         self._lag_s = Mean()  # what a plan takes beyond its steps
@@ -157,7 +157,7 @@ class AheadDrafts(WorkerSource):
         if not due:
             return 0
         outcomes = self._odds.likeliest(max(len(trunk.chain) for trunk in due))
-        if self._outcomes is not None:
+        if self._outcomes != "auto":
             return min(self._outcomes, len(outcomes))
         best, best_gain, hit = 1, 0.0, 0.0
         for count, outcome in enumerate(outcomes, 1):

@@ -541,10 +541,14 @@ class Engine:
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
         self._policy = FixedDepth(self._config.depth, self._target.context_length, info.context_length)
         link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics)
-        outcomes = self._config.outcomes
-        self._drafts = SerialDrafts(link) if outcomes == 0 else AheadDrafts(link, outcomes, self._config.fan_out)
+        self._drafts = SerialDrafts(link) if self._takes_turns(info) else AheadDrafts(link)
         self._speculating = True
         self._metrics.worker("draft", True)
+
+    def _takes_turns(self, draft: WorkerInfo) -> bool:
+        """Draft and target cannot both work at once, or are not to."""
+        outcomes = self._config.outcomes
+        return draft.place == self._target.place if outcomes == "auto" else outcomes == 0
 
     def _lose(self, peer: str) -> None:
         if peer == "target":

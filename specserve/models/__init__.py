@@ -90,6 +90,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def place(self) -> str:
+        """The hardware that its steps keep busy: two models of one place take turns."""
+        ...
+
+    @property
     def states(self) -> RowStates:
         """What it keeps per request; `NoRowStates` where pages are all."""
         ...

@@ -114,7 +114,7 @@ def load(name: str) -> DeviceProfile:
 def settings(name: str) -> dict[str, Any]:
     """The settings, by dotted name, that make a configuration emulate this profile. Raises ConfigError."""
     profile = load(name)
-    found: dict[str, Any] = {"model_name": f"emulated-{Path(name).stem}"}
+    found: dict[str, Any] = {"model_name": f"emulated-{Path(name).name.removesuffix('.json')}"}
     for place, device in (("target", profile.target), ("draft.model", profile.draft)):
         found |= {
             f"{place}.source": "emulated",

@@ -1,6 +1,6 @@
 """The tokenizer of emulated models: bytes and syllables, so that prompts of any text go in and words come out.
 
-Ids 0 and 1 are the end and start marks of a turn, then come all bytes, then 200 syllables, half of them with a space
+Ids 0 and 1 are the end and start marks of a turn, then come all bytes, then 200 syllables, every other one with a space
 in front. Encoding finds syllables in lower-case text and spells the rest in bytes.
 """
 
@@ -14,8 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 END, START = 0, 1
 FIRST_SYLLABLE = 258
-SYLLABLES = 199
-"""How many of the 200 syllables the emulated models use: a prime number."""
+SYLLABLES = 113
+"""How many of the 200 syllables the emulated models speak: a prime number. Their ids lie in one block of 128, which is
+what a race between token ids (`sampling.race`) looks at together."""
 
 _CONSONANTS = "bcdfghjklmnpqrstvwxz"
 _VOWELS = "aeiou"
@@ -31,7 +32,8 @@ def tokenizer() -> Tokenizer:
     """The tokenizer as the tokenizers library knows it."""
     pairs = list(product(_CONSONANTS, _VOWELS))
     syllables = [left + right for left, right in pairs]
-    words = [*_MARKS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *syllables, *(_SPACE + each for each in syllables)]
+    both = [word for each in syllables for word in (each, _SPACE + each)]
+    words = [*_MARKS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *both]
     merges = [*pairs, *((_SPACE, each) for each in syllables)]
     core = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -36,6 +36,7 @@ def load_backend(
     info = WorkerInfo(
         role=role,
         device=str(backend.device),
+        place=backend.place,
         blocks=blocks,
         block_tokens=engine.block_tokens,
         context_length=backend.context_length,

@@ -26,7 +26,7 @@ from specserve.models._digest_pages import DigestPages
 from specserve.models._hash_language import HashLanguage, Quality
 from specserve.models._pace import Pace
 
-_RECIPE = 1  # part of the cache key: raise it when the folder's contents change
+_RECIPE = 2  # part of the cache key: raise it when the folder's contents change
 
 
 def folder(role: Role) -> Path:
@@ -73,6 +73,7 @@ class EmulatedModel:
         context_length: int,
         strict: bool = False,
     ) -> None:
+        self._role = role
         self._logits = language.target if role == "target" else language.draft
         self._emulated = device
         self._vocab_size = vocab_size
@@ -95,6 +96,11 @@ class EmulatedModel:
     def device(self) -> torch.device:
         """The CPU, whatever is emulated."""
         return torch.device("cpu")
+
+    @property
+    def place(self) -> str:
+        """A device of its own for each role."""
+        return f"emulated {self._role}"
 
     @property
     def states(self) -> NoRowStates:

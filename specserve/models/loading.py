@@ -8,6 +8,7 @@ Nothing here waits for a network, unpickles weights or runs code from a model fo
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -190,3 +191,11 @@ def apply_threads(threads: int) -> None:
     """Use this many CPU threads in torch's operators; 0 leaves torch's own choice."""
     if threads > 0:
         torch.set_num_threads(threads)
+
+
+def place_of(device: torch.device) -> str:
+    """Which hardware a device is, told apart from that of other machines and processes."""
+    host = socket.gethostname()
+    if device.type != "cuda":
+        return f"{host} {device.type}"
+    return f"{host} {torch.cuda.get_device_properties(device).uuid}"

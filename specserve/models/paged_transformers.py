@@ -70,6 +70,11 @@ class PagedTransformers:
         return self._device
 
     @property
+    def place(self) -> str:
+        """The GPU, or this machine's CPU."""
+        return loading.place_of(self._device)
+
+    @property
     def states(self) -> NoRowStates:
         """Pages are all that it keeps."""
         return self._states

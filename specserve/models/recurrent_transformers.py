@@ -83,6 +83,11 @@ class RecurrentTransformers:
         return self._device
 
     @property
+    def place(self) -> str:
+        """The GPU, or this machine's CPU."""
+        return loading.place_of(self._device)
+
+    @property
     def states(self) -> RecurrentStates:
         """The recurrent state of each request."""
         return self._states

@@ -50,7 +50,7 @@ class Clock:
 
 
 def info(role, blocks=64, block_tokens=4, context=64):
-    return WorkerInfo(role, "cpu", blocks, block_tokens, context, VOCAB, 0, 0.0)
+    return WorkerInfo(role, "cpu", blocks, block_tokens, context, VOCAB, 0, 0.0, place=role)
 
 
 class Pipeline:
@@ -73,7 +73,8 @@ class Pipeline:
         **engine,
     ):
         self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
-        settings = {"block_tokens": 4, "max_requests": 8, "max_batch_tokens": 64, "prefill_chunk": 8} | engine
+        settings = {"block_tokens": 4, "max_requests": 8, "max_batch_tokens": 64, "prefill_chunk": 8}
+        settings |= {"outcomes": 0} | engine
         self.config = parse({"engine": settings})
         self.clock = Clock()
         self.deltas: dict[str, list[Delta]] = {}

@@ -45,7 +45,7 @@ class AheadMachine(EngineMachine):
         depth=st.sampled_from([1, 3, 6]),
         blocks=st.sampled_from([16, 24]),
         slots=st.sampled_from([8, 60]),
-        outcomes=st.sampled_from([1, 2, 5, 30, None]),
+        outcomes=st.sampled_from([1, 2, 5, 30, "auto"]),
     )
     def build(self, depth, blocks, slots, outcomes):
         self.outcomes = outcomes

@@ -100,6 +100,19 @@ def test_target_and_draft_overlap_by_the_documented_acceptance(temperature):
     assert QUALITY.chances @ overlap == pytest.approx(QUALITY.expected(temperature)[0])
 
 
+def test_what_replaces_a_refused_token_is_hit_as_documented():
+    """Enumerated at temperature 1, default dials: 0.64 of residual draws are of ranks 2 … 4; exact keeps 0.39."""
+    quality = Quality(0.78, 0.9, 3)
+    dists, target = quality.dists, quality.dists[0]
+    residuals = np.maximum(target - dists, 0)
+    refused = quality.chances * residuals.sum(1)
+    ranks = np.argsort(-dists, axis=1)[:, 1 : quality.runners_up + 1]
+    hits = np.take_along_axis(residuals, ranks, 1).sum(1) / np.maximum(residuals.sum(1), 1e-9)
+
+    assert refused @ hits / refused.sum() == pytest.approx(0.64, abs=0.005)
+    assert quality.chances @ target[dists.argmax(1)] == pytest.approx(0.39, abs=0.001)
+
+
 def test_logits_are_log_probabilities_of_few_ids_and_pure():
     """Each row sums to 1, over SUPPORT distinct syllables; the same context says the same in any company."""
     spoken, where = language(), contexts(300)

@@ -1,0 +1,54 @@
+"""An emulated pair on real Ray: the same text as in one process, in no less time than the devices take."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from specserve import config as configs
+from specserve.bench.steady import Ask, Server
+from specserve.local import LocalEngine
+from specserve.models import _device_profile
+
+pytestmark = pytest.mark.ray
+
+PROFILE = "llama-8b-1b-h100"
+PROMPT = "One prompt, two answers"
+
+
+@pytest.fixture(scope="module")
+def config():
+    settings = _device_profile.settings(PROFILE) | {"server.port": 0, "engine.depth": 3}
+    return configs.parse(configs.override({}, settings))
+
+
+@pytest.fixture(scope="module")
+def url(config, ray_here):
+    from test_cluster import served
+
+    with served(config) as address:
+        yield address
+
+
+def test_the_endpoint_answers_with_the_text_of_the_local_engine(config, url):
+    """Greedy, with drafts: actors, sockets and HTTP change nothing."""
+    with LocalEngine(config) as engine:
+        (expected,) = engine.generate([PROMPT], max_tokens=24)
+    body = {"model": config.served_name, "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    assert answer["choices"][0]["text"] == expected.text
+    assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_window_of_steady_state_holds_whole_rounds_that_take_the_devices_time(url, depth):
+    """Two requests at once: the target was busy for at least its steps, and the requests are gone afterwards."""
+    server = Server(url, f"emulated-{PROFILE}", longest=4096)
+    counted = server.measure(Ask(2, 0.0, depth), 0.6)
+    device = _device_profile.load(PROFILE).target
+    rounds = counted.steps / 2
+    assert rounds > 5
+    assert counted.target_s >= (rounds - 1) * device.step_s(2, 2)
+    assert counted.wall_s >= counted.target_s
+    assert (counted.drafted > 0) == (depth > 0)
+    assert counted.tokens > counted.steps or depth == 0
