@@ -147,13 +147,13 @@ class Drive:
         self._began_s = 0.0
         self._sampled = temperature > 0
         self._replies: deque[Message] = deque()
-        self._verify: Verify | None = None
+        self._sent: list[Verify] = []  # the round in flight, if there is one
         self._draws = np.random.default_rng(batch)
         self._engine = self._engine_of(mode, batch, options.context + answer + 64)
         for number in range(batch):
             prompt = tuple(np.random.default_rng(number).integers(_VOCAB, size=options.context).tolist())
             self._engine.submit(Request(RequestId(str(number)), prompt, answer, Sampling(temperature)), "client")
-        while self._verify is None or len(self._verify.rows) < batch or not self._verify.due.all():
+        while not any(int(verify.due.sum()) == batch for verify in self._sent):
             self.round()
 
     def _engine_of(self, mode: Mode, batch: int, context: int) -> Engine:
@@ -182,12 +182,11 @@ class Drive:
 
     def round(self) -> tuple[float, float]:
         """Seconds of the engine's own for one round, in all and until the next one was sent."""
-        verify, self._verify = self._verify, None
         self._spent_s = self._path_s = 0.0
         self._now_s += _ROUND_S
-        if verify is not None:
-            self._replies.append(_verdict(verify, self._draws))
-        while self._verify is None or self._replies:
+        self._replies.extend(_verdict(verify, self._draws) for verify in self._sent)
+        self._sent.clear()
+        while self._replies or not self._sent:
             self._turn()
         return self._spent_s, self._critical_s
 
@@ -209,7 +208,7 @@ class Drive:
     def _take_verify(self, message: Message) -> None:
         if isinstance(message, Verify):
             self._critical_s = self._path_s + time.thread_time() - self._began_s
-            self._verify = message
+            self._sent.append(message)
 
     def _take_plan(self, message: Message) -> None:
         if isinstance(message, Plan):

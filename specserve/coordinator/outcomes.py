@@ -8,7 +8,11 @@ measured, and each outcome stands for itself.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from specserve.transport.messages import Array
 
 _FORGET = 0.998
 """Weight of an observation after one more."""
@@ -24,17 +28,18 @@ class _Share:
     def __init__(self, prior: float) -> None:
         self._hits, self._total = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
 
-    def observe(self, happened: bool) -> None:
-        self._hits = self._hits * _FORGET + happened
-        self._total = self._total * _FORGET + 1.0
+    def observe(self, hits: int, total: int) -> None:
+        """It happened in `hits` of `total` new cases."""
+        kept = _FORGET**total
+        self._hits = self._hits * kept + hits
+        self._total = self._total * kept + total
 
     @property
     def value(self) -> float:
         return self._hits / self._total
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """So many chain tokens kept, and a next token of this rank in the draft's own dist there."""
 
     kept: int
@@ -62,17 +67,21 @@ class OutcomeOdds:
         while len(self._accept) < length:
             self._accept.append(_Share(self._accept[-1].value if self._accept else 0.7))
 
-    def observe_chain(self, offered: int, kept: int) -> None:
-        """A chain of `offered` tokens was checked and `kept` of them confirmed."""
-        self._grow(offered)
-        for position in range(min(kept + 1, offered)):
-            self._accept[position].observe(position < kept)
+    def observe_chains(self, offered: Array, kept: Array) -> None:
+        """Chains of `offered` [n] tokens were checked and the first `kept` [n] of each confirmed."""
+        longest = int(offered.max(initial=0))
+        self._grow(longest)
+        for position in range(longest):
+            reached = (kept >= position) & (offered > position)
+            confirmed = reached & (kept > position)
+            self._accept[position].observe(int(confirmed.sum()), int(reached.sum()))
 
-    def observe_ranks(self, whole_chain: bool, tried: list[int], rank: int | None) -> None:
-        """The next token was the guess of this rank (None: none of those that were tried there)."""
+    def observe_ranks(self, whole_chain: bool, tried: Array, right: Array) -> None:
+        """Of guesses of these ranks [n] at one kind of place, `right` bool [n] were the next token."""
         shares = self._bonuses if whole_chain else self._corrections
-        for each in tried:
-            shares[each].observe(each == rank)
+        totals, hits = np.bincount(tried).tolist(), np.bincount(tried[right], minlength=len(shares)).tolist()
+        for share, hit, total in zip(shares, hits, totals, strict=False):
+            share.observe(hit, total)
 
     def forget_plans(self) -> None:
         """What was observed since counts from the next `likeliest` on."""
