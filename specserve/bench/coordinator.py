@@ -148,6 +148,7 @@ class Drive:
         self._sampled = temperature > 0
         self._replies: deque[Message] = deque()
         self._sent: list[Verify] = []  # the round in flight, if there is one
+        self._asked: list[Message] = []  # plans that wait for their answers
         self._draws = np.random.default_rng(batch)
         self._engine = self._engine_of(mode, batch, options.context + answer + 64)
         for number in range(batch):
@@ -172,7 +173,7 @@ class Drive:
             target=WorkerInfo("target", "cpu", blocks, _BLOCK_TOKENS, context, _VOCAB, 0, 0.0),
             draft=WorkerInfo("draft", "cpu", blocks, _BLOCK_TOKENS, context, _VOCAB, 0, 0.0) if mode.depth else None,
             verifier=_Wire(self._take_verify),
-            drafter=_Wire(self._take_plan) if mode.depth else None,
+            drafter=_Wire(self._asked.append) if mode.depth else None,
             guesser=None,
             tokenizer=Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel()), end_tokens=frozenset()),
             metrics=EngineMetrics("bench", max_depth=mode.depth),
@@ -197,6 +198,9 @@ class Drive:
             self._path_s += self._timed(self._engine.receive, Arrived(_sender(message), 0, message))
         self._path_s += self._timed(self._engine.advance)
         self._timed(self._engine.flush)
+        for message in self._asked:
+            self._replies.extend(_answers(message, self._sampled))
+        self._asked.clear()
 
     def _timed(self, call: Callable[..., Any], *arguments: Any) -> float:
         self._began_s = time.thread_time()
@@ -209,12 +213,6 @@ class Drive:
         if isinstance(message, Verify):
             self._critical_s = self._path_s + time.thread_time() - self._began_s
             self._sent.append(message)
-
-    def _take_plan(self, message: Message) -> None:
-        if isinstance(message, Plan):
-            self._replies.append(_push(message, self._sampled))
-        elif isinstance(message, PlanAhead):
-            self._replies.extend(_pushes_ahead(message, self._sampled))
 
 
 class _Wire:
@@ -241,6 +239,13 @@ def _verdict(verify: Verify, draws: np.random.Generator) -> Verdict:
     kept = np.minimum(draws.geometric(0.2, shape) - 1, verify.chain_lengths).astype(np.int32)
     following = (_DRAWN + np.minimum(draws.geometric(0.7, shape), 3)).astype(np.int32)
     return Verdict(verify.round, verify.rows, verify.epochs, kept, np.where(verify.due, following, -1), 0.01, 0.001)
+
+
+def _answers(message: Message, sampled: bool) -> Sequence[Message]:
+    """What a draft worker says to it."""
+    if isinstance(message, Plan):
+        return [_push(message, sampled)]
+    return _pushes_ahead(message, sampled) if isinstance(message, PlanAhead) else []
 
 
 def _push(plan: Plan, sampled: bool) -> Push:
