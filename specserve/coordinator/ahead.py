@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from specserve.coordinator.allotment import Bounds, allot
 from specserve.coordinator.batches import CheckedRow
-from specserve.coordinator.branches import AheadPlan, Found, Trunk
+from specserve.coordinator.branches import AheadPlan, Trunk
 from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Commit
 from specserve.coordinator.costs import Mean, StepCost
-from specserve.coordinator.outcomes import OutcomeOdds
+from specserve.coordinator.outcomes import Guess, OutcomeOdds
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promise
@@ -52,7 +50,7 @@ class AheadDrafts(WorkerSource):
         self._round_began_s = 0.0
         self._number = 0
         self._checked: list[tuple[int, int]] = []  # tokens offered and kept, not yet learned from
-        self._found: Found | None = None  # what became of the last guesses, likewise
+        self._guesses: list[Guess] = []  # likewise
         self.hits = 0
         self.misses = 0
 
@@ -228,7 +226,7 @@ class AheadDrafts(WorkerSource):
     def committed(self, commits: Sequence[Commit]) -> None:
         """Take over the branches that came true; without one the draft goes on from the committed tokens."""
         slots: list[int] = []
-        foreseen: list[tuple[int, int, int]] = []  # trunk, tokens kept, next token
+        outcomes: list[tuple[int, int, int]] = []  # trunk, tokens kept, next token
         for commit in commits:
             state, kept = commit.state, len(commit.tokens) - 1
             before = len(state.tokens) - len(commit.tokens)
@@ -238,19 +236,18 @@ class AheadDrafts(WorkerSource):
             state.draft_cached = min(state.draft_cached, before + kept)
             trunk = None if self._plan is None else self._plan.trunk_of(state, before)
             if trunk is not None:
-                foreseen.append((trunk, kept, commit.tokens[-1]))
+                outcomes.append((trunk, kept, commit.tokens[-1]))
         self.link.slots.free(slots)
-        if self._plan is not None and foreseen:
-            self._adopt(self._plan, foreseen)
+        if self._plan is not None and outcomes:
+            self._adopt(self._plan, outcomes)
 
-    def _adopt(self, plan: AheadPlan, foreseen: Sequence[tuple[int, int, int]]) -> None:
-        trunks, kept, tokens = zip(*foreseen, strict=True)
-        self._found = found = plan.find(trunks, kept, tokens)
-        true = [(trunk, branch) for trunk, branch in zip(trunks, found.branches, strict=True) if branch >= 0]
+    def _adopt(self, plan: AheadPlan, outcomes: Sequence[tuple[int, int, int]]) -> None:
+        true, guesses = plan.find(outcomes)
+        self._guesses += guesses
         self.hits += len(true)
-        self.misses += len(foreseen) - len(true)
+        self.misses += len(outcomes) - len(true)
         if true:
-            plan.adopt(*zip(*true, strict=True))
+            plan.adopt(true)
 
     def settled(self, now_s: float) -> None:
         """The round is over: branches that did not come true are dead, and released when there is time."""
@@ -270,15 +267,10 @@ class AheadDrafts(WorkerSource):
 
     def _learn(self) -> None:
         if self._checked:
-            offered, kept = np.array(self._checked).T
-            self._odds.observe_chains(offered, kept)
-            self._checked = []
-        if self._found is not None:
-            for whole in (False, True):
-                group = self._found.whole == whole
-                self._odds.observe_ranks(whole, self._found.ranks[group], self._found.right[group])
-            self._found = None
-        self._odds.forget_plans()
+            self._odds.observe_chains(self._checked)
+            self._odds.observe_guesses(self._guesses)
+            self._odds.forget_plans()
+            self._checked, self._guesses = [], []
 
     def forget(self, state: RequestState) -> None:
         """Release what the request holds; what is left of its branches goes with their plan.

@@ -6,7 +6,7 @@ came true, which their requests take over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from specserve.coordinator.batches import flat, ints, joined
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import Chain
+from specserve.coordinator.outcomes import Guess
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.slots import SlotPool
 from specserve.errors import ProtocolError
@@ -64,20 +65,6 @@ class Branches:
         return len(self.trunks)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The branch, by number, of each outcome asked for (−1: none foresaw it), and what became of the guesses there.
-
-    A guess was made where the outcome has its next token: ranks int64 [n], whether it was right, and whether that was
-    behind the whole chain, both bool [n].
-    """
-
-    branches: list[int]
-    ranks: Array
-    right: Array
-    whole: Array
-
-
 class AheadPlan:
     """Trunks, their branches, and the tokens that have come for them; it leases all that the branches need."""
 
@@ -99,10 +86,16 @@ class AheadPlan:
         self.settled = False  # the round that it foresaw is over
         self._slots, self._blocks = slots, blocks
         self._by_row = {trunk.state.row: index for index, trunk in enumerate(trunks)}
-        self._branch_counts: list[int] = np.bincount(branches.trunks, minlength=len(trunks)).tolist()
+        self._branch_counts = np.bincount(branches.trunks, minlength=len(trunks))
+        self._first_branches: list[int] = [0, *np.cumsum(self._branch_counts).tolist()]
+        self._rows = _rows_by_step(branches, len(trunks))
         self._seen: set[int] = set()
         self._slot_starts = np.cumsum(branches.depths) - branches.depths
-        self._block_starts = np.cumsum(branches.own) - branches.own
+        self._block_ends = np.cumsum(branches.own)
+        self._block_starts = self._block_ends - branches.own
+        self._longest = branches.depths.astype(np.uint64)
+        self._kept: list[int] = branches.kept.tolist()
+        self._ranks: list[int] = branches.ranks.tolist()
         self._leased_slots = slots.lease(int(branches.depths.sum()))
         self._leased_blocks = blocks.lease(int(branches.own.sum()))
         self._slots_left = np.ones(len(self._leased_slots), dtype=np.bool_)  # not taken over by a request
@@ -134,7 +127,7 @@ class AheadPlan:
             chain_slots=flat([trunk.chain.slots for trunk in trunks]),
             table_lengths=lengths,
             tables=flat_tables,
-            branch_counts=ints(self._branch_counts),
+            branch_counts=self._branch_counts.astype(np.int32),
             parents=branches.kept.astype(np.int32),
             ranks=branches.ranks.astype(np.int32),
             firsts=branches.firsts.astype(np.int32),
@@ -158,9 +151,7 @@ class AheadPlan:
 
     def rows(self, step: int) -> int:
         """Rows of the worker's forward in this step."""
-        firsts = self.branches.firsts
-        started = (firsts <= step) & (step < firsts + self.branches.depths)
-        return int(np.count_nonzero(started)) + (len(self.trunks) if step == 0 else 0)
+        return self._rows[step] if step < len(self._rows) else 0
 
     def take(self, push: PushAhead, vocab_size: int) -> bool:
         """Keep what was pushed; false when this push was seen before. Raises ProtocolError for impossible ones."""
@@ -185,11 +176,12 @@ class AheadPlan:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has columns of unequal length")
         if not count:
             return
-        if push.branches.min() < 0 or push.branches.max() >= len(self.branches):
+        # As unsigned numbers, negative ones are too large as well.
+        if push.branches.astype(np.uint64).max() >= len(self.branches):
             raise ProtocolError(f"push {push.step} of plan {push.plan} names branches that were not planned")
-        if push.places.min() < _NONE or (push.places >= self.branches.depths[push.branches]).any():
+        if ((push.places + 1).astype(np.uint64) > self._longest[push.branches]).any():
             raise ProtocolError(f"push {push.step} of plan {push.plan} has chains longer than their leases")
-        if push.tokens.min() < 0 or push.tokens.max() >= vocab_size:
+        if push.tokens.astype(np.uint64).max() >= vocab_size:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has tokens outside the vocabulary")
         drawn = np.count_nonzero(push.places >= 0)
         if len(push.dists.rows) not in (0, drawn):
@@ -204,43 +196,45 @@ class AheadPlan:
             return None
         trunk = self.trunks[index]
         current = trunk.base == base and trunk.epoch == state.epoch and not trunk.gone
-        return index if current and self._branch_counts[index] else None
+        return index if current and self._first_branches[index] < self._first_branches[index + 1] else None
 
-    def find(self, trunks: Sequence[int], kept: Sequence[int], tokens: Sequence[int]) -> Found:
-        """The branches of these outcomes of these trunks."""
-        wanted_kept = np.full(len(self.trunks), _NONE - 1)
-        wanted_tokens = np.zeros(len(self.trunks), dtype=np.int64)
-        wanted_kept[list(trunks)], wanted_tokens[list(trunks)] = kept, tokens
-        owners = self.branches.trunks
-        tried = np.flatnonzero(self.branches.kept == wanted_kept[owners])
-        right = self._tokens[tried, 0] == wanted_tokens[owners[tried]]
-        true = tried[right]
-        numbers = np.full(len(self.trunks), _NONE)
-        numbers[owners[true]] = true
-        lengths = np.array([len(trunk.chain.tokens) for trunk in self.trunks])
-        whole = self.branches.kept[tried] == lengths[owners[tried]]
-        return Found(numbers[list(trunks)].tolist(), self.branches.ranks[tried], right, whole)
+    def find(self, outcomes: Iterable[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], list[Guess]]:
+        """What these outcomes (a trunk, tokens kept, the next token) make true, and what became of the guesses there.
 
-    def adopt(self, trunks: Sequence[int], branches: Sequence[int]) -> None:
+        Returns (trunk, branch) for each outcome that was foreseen.
+        """
+        guessed = self._tokens[:, 0].tolist()
+        true, guesses = [], []
+        for trunk, kept, token in outcomes:
+            whole = kept == len(self.trunks[trunk].chain.tokens)
+            for branch in range(self._first_branches[trunk], self._first_branches[trunk + 1]):
+                if self._kept[branch] == kept:
+                    right = guessed[branch] == token
+                    guesses.append(Guess(whole, self._ranks[branch], right))
+                    if right:
+                        true.append((trunk, branch))
+        return true, guesses
+
+    def adopt(self, true: Sequence[tuple[int, int]]) -> None:
         """Hand each branch over to its trunk's request: the chain beyond its guess, its table, and what is cached.
 
         A branch for which nothing came yet is not handed over.
         """
-        tokens = self._tokens[list(branches)]
-        lengths = np.cumprod(tokens[:, 1:] != _NONE, axis=1).sum(axis=1).tolist()
-        rows = zip(trunks, branches, tokens.tolist(), lengths, self._dists_of(branches), strict=True)
+        branches = [branch for _, branch in true]
+        rows = zip(true, self._tokens[branches].tolist(), self._dists_of(branches), strict=True)
         tails: list[int] = []
-        for trunk, branch, row, length, (sources, places) in rows:
+        for (index, branch), tokens, (sources, places) in rows:
+            length = (tokens.index(_NONE, 1) if _NONE in tokens[1:] else len(tokens)) - 1
             if length == 0:
                 continue
+            trunk = self.trunks[index]
+            state, end = trunk.state, trunk.base + self._kept[branch]
             at = int(self._slot_starts[branch])
             self._slots_left[at : at + length] = False
             slots = self._leased_slots[at : at + length].tolist()
-            state = self.trunks[trunk].state
-            state.chain = Chain(row[1 : length + 1], slots, length - 1, sources[:length], places[:length])
-            end = self.trunks[trunk].base + int(self.branches.kept[branch])
+            state.chain = Chain(tokens[1 : length + 1], slots, length - 1, sources[:length], places[:length])
             state.draft_cached = end + length  # with the guess, and without the last drafted token
-            tails += self._adopt_table(self.trunks[trunk], branch)
+            tails += self._adopt_table(state, end // self._blocks.block_tokens, branch)
         self._blocks.free(tails)
 
     def _dists_of(self, branches: Sequence[int]) -> list[tuple[Sequence[Dists | None], Sequence[int]]]:
@@ -248,21 +242,18 @@ class AheadPlan:
         if not self._pushed:
             return [((), ())] * len(branches)
         by_number = {number: dists for number, dists in enumerate(self._pushed)}
-        sources = [[by_number.get(push) for push in row] for row in self._dist_push[list(branches), 1:].tolist()]
-        return list(zip(sources, self._dist_row[list(branches), 1:].tolist(), strict=True))
+        sources = [[by_number.get(push) for push in row] for row in self._dist_push[branches, 1:].tolist()]
+        return list(zip(sources, self._dist_row[branches, 1:].tolist(), strict=True))
 
-    def _adopt_table(self, trunk: Trunk, branch: int) -> list[int]:
-        """Put the branch's own blocks behind the full ones that it shares with the trunk; returns those it replaces.
+    def _adopt_table(self, state: RequestState, shared: int, branch: int) -> list[int]:
+        """Put the branch's own blocks behind those that it shares with the trunk; returns the blocks that they replace.
 
         These may go at once, although the worker may still write to them: it does what it is told in order, so
         whoever is given them next writes later.
         """
-        table = trunk.state.draft_table
-        shared = (trunk.base + int(self.branches.kept[branch])) // self._blocks.block_tokens
-        begin = int(self._block_starts[branch])
-        end = begin + int(self.branches.own[branch])
-        tail = self._blocks.trim(table, shared * self._blocks.block_tokens)
-        table.extend(self._leased_blocks[begin:end].tolist())
+        begin, end = int(self._block_starts[branch]), int(self._block_ends[branch])
+        tail = self._blocks.trim(state.draft_table, shared * self._blocks.block_tokens)
+        state.draft_table.extend(self._leased_blocks[begin:end].tolist())
         self._blocks_left[begin:end] = False
         return tail
 
@@ -274,5 +265,15 @@ class AheadPlan:
 
     def release(self) -> None:
         """Give back all that no request took over."""
-        self._slots.free(self._leased_slots[self._slots_left])
-        self._blocks.free(self._leased_blocks[self._blocks_left])
+        self._slots.give_back(self._leased_slots[self._slots_left])
+        self._blocks.give_back(self._leased_blocks[self._blocks_left])
+
+
+def _rows_by_step(branches: Branches, trunks: int) -> list[int]:
+    """Rows of the worker's forwards: the trunks and the branches that begin with them, then those that have begun."""
+    begun, ended = np.bincount(branches.firsts, minlength=1), np.bincount(branches.firsts + branches.depths)
+    change = np.zeros(max(len(begun), len(ended)), dtype=np.int64)
+    change[: len(begun)] += begun
+    change[: len(ended)] -= ended
+    rows: list[int] = np.cumsum(change).tolist()
+    return [rows[0] + trunks, *rows[1:]]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Literal
 
 from specserve.coordinator.endings import Cut
 from specserve.coordinator.logprobs import RowScores
@@ -34,6 +35,13 @@ class Commit:
     def finish(self) -> FinishReason | None:
         """Why the answer ends here; None when it goes on."""
         return None if self.cut is None else self.cut.finish
+
+    @property
+    def chosen(self) -> Literal["plain", "bonus", "correction"]:
+        """What the target's own token is: without drafts, behind a whole kept chain, or behind a refused draft."""
+        if not self.offered:
+            return "plain"
+        return "bonus" if self.kept == self.offered else "correction"
 
     def end(self, cut: Cut) -> None:
         """Nothing past the cut belongs to the answer."""
@@ -67,16 +75,17 @@ class Verdicts:
 
     def book(self, metrics: EngineMetrics) -> None:
         """Count it."""
-        offered = np.array([commit.offered for commit in self.commits], dtype=np.int64)
-        confirmed = np.array([commit.confirmed for commit in self.commits], dtype=np.int64)
-        kept = np.array([commit.kept for commit in self.commits], dtype=np.int64)
-        own = np.array([len(commit.tokens) for commit in self.commits], dtype=np.int64) - kept
-        metrics.wasted("rejected", int((offered - confirmed).sum()))
-        metrics.wasted("stop", int((confirmed - kept).sum()))
-        metrics.round(self._stats(offered, kept, own))
+        metrics.wasted("rejected", sum([commit.offered - commit.confirmed for commit in self.commits]))
+        metrics.wasted("stop", sum([commit.confirmed - commit.kept for commit in self.commits]))
+        metrics.round(self._stats())
 
-    def _stats(self, offered: Counts, kept: Counts, own: Counts) -> RoundStats:
-        sent, plain, whole = self.round.sent, offered == 0, kept == offered
+    def _stats(self) -> RoundStats:
+        sent = self.round.sent
+        own = {"plain": 0, "bonus": 0, "correction": 0}
+        for commit in self.commits:
+            own[commit.chosen] += len(commit.tokens) - commit.kept
+        offered = _beyond([commit.offered for commit in self.commits])
+        kept = _beyond([commit.kept for commit in self.commits])
         return RoundStats(
             rows=len(sent.rows),
             positions=len(sent.feeds) + len(sent.chains),
@@ -85,18 +94,16 @@ class Verdicts:
             draft_busy_s=self.draft_busy_s,
             forward_s=self.verdict.forward_s,
             sampling_s=self.verdict.sampling_s,
-            drafted_at=_at_places(offered, offered),
-            kept_at=_at_places(kept, offered),
-            correction=int(own[~plain & ~whole].sum()),
-            bonus=int(own[~plain & whole].sum()),
-            plain=int(own[plain].sum()),
+            drafted_at=offered,
+            kept_at=kept + (0,) * (len(offered) - len(kept)),
+            **own,
         )
 
 
-Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
-def _at_places(counts: Counts, offered: Counts) -> tuple[int, ...]:
-    """How many rows count beyond place 0, 1, … of the longest chain that was offered."""
-    places = np.arange(int(offered.max(initial=0)))
-    return tuple((counts[:, None] > places).sum(0).tolist())
+def _beyond(counts: Sequence[int]) -> tuple[int, ...]:
+    """How many of these are larger than 0, 1, … up to the largest."""
+    times = Counter(counts)
+    larger = [len(counts) - times[0]]
+    for count in range(1, max(counts, default=0)):
+        larger.append(larger[-1] - times[count])
+    return tuple(larger) if larger[0] else ()

@@ -8,11 +8,9 @@ measured, and each outcome stands for itself.)
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
-
-import numpy as np
-
-from specserve.transport.messages import Array
 
 _FORGET = 0.998
 """Weight of an observation after one more."""
@@ -47,6 +45,14 @@ class Outcome(NamedTuple):
     probability: float
 
 
+class Guess(NamedTuple):
+    """A next token that was guessed behind a whole kept chain, or in the place of a refused draft, by its rank."""
+
+    whole_chain: bool
+    rank: int
+    right: bool
+
+
 class OutcomeOdds:
     """Acceptance by chain position and the ranks of next tokens, over all requests."""
 
@@ -67,21 +73,24 @@ class OutcomeOdds:
         while len(self._accept) < length:
             self._accept.append(_Share(self._accept[-1].value if self._accept else 0.7))
 
-    def observe_chains(self, offered: Array, kept: Array) -> None:
-        """Chains of `offered` [n] tokens were checked and the first `kept` [n] of each confirmed."""
-        longest = int(offered.max(initial=0))
-        self._grow(longest)
-        for position in range(longest):
-            reached = (kept >= position) & (offered > position)
-            confirmed = reached & (kept > position)
-            self._accept[position].observe(int(confirmed.sum()), int(reached.sum()))
+    def observe_chains(self, checked: Iterable[tuple[int, int]]) -> None:
+        """Chains were checked: so many tokens were offered, and the first so many of them confirmed."""
+        reached, confirmed = Counter[int](), Counter[int]()
+        for (offered, kept), times in Counter(checked).items():
+            for position in range(min(kept + 1, offered)):
+                reached[position] += times
+                confirmed[position] += times * (position < kept)
+        self._grow(max(reached, default=-1) + 1)
+        for position, total in reached.items():
+            self._accept[position].observe(confirmed[position], total)
 
-    def observe_ranks(self, whole_chain: bool, tried: Array, right: Array) -> None:
-        """Of guesses of these ranks [n] at one kind of place, `right` bool [n] were the next token."""
-        shares = self._bonuses if whole_chain else self._corrections
-        totals, hits = np.bincount(tried).tolist(), np.bincount(tried[right], minlength=len(shares)).tolist()
-        for share, hit, total in zip(shares, hits, totals, strict=False):
-            share.observe(hit, total)
+    def observe_guesses(self, guesses: Iterable[Guess]) -> None:
+        """Next tokens were guessed."""
+        totals = Counter(guesses)
+        for whole_chain, shares in ((False, self._corrections), (True, self._bonuses)):
+            for rank, share in enumerate(shares):
+                right, wrong = (totals[Guess(whole_chain, rank, hit)] for hit in (True, False))
+                share.observe(right, right + wrong)
 
     def forget_plans(self) -> None:
         """What was observed since counts from the next `likeliest` on."""

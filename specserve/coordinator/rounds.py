@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import repeat
 
-import numpy as np
-
 from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.logprobs import RowScores, read
 from specserve.errors import ProtocolError
@@ -29,16 +27,15 @@ class Round:
 
     def check(self, verdict: Verdict, vocab_size: int) -> None:
         """Raise ProtocolError unless the verdict answers exactly these rows with possible values (invariant I1)."""
-        if not np.array_equal(verdict.rows, self.sent.rows):
+        if verdict.rows.tolist() != self.sent.rows.tolist():
             raise ProtocolError(f"verdict for round {self.number} names other rows than the round")
         if verdict.kept.shape != verdict.rows.shape or verdict.next.shape != verdict.rows.shape:
             raise ProtocolError(f"verdict for round {self.number} has columns of unequal length")
-        kept, lengths = verdict.kept, self.sent.chain_lengths
-        if ((kept < 0) | (kept > lengths)).any():
-            raise ProtocolError(f"{kept.tolist()} tokens kept of chains of {lengths.tolist()}")
-        chosen = verdict.next[self.sent.due]
-        if ((chosen < 0) | (chosen >= vocab_size)).any():
-            raise ProtocolError(f"tokens {chosen.tolist()} are not all inside the vocabulary of {vocab_size}")
+        for entry, kept, token in zip(self.rows, verdict.kept.tolist(), verdict.next.tolist(), strict=True):
+            if not 0 <= kept <= len(entry.chain.tokens):
+                raise ProtocolError(f"{kept} tokens kept of a chain of {len(entry.chain)}")
+            if entry.due and not 0 <= token < vocab_size:
+                raise ProtocolError(f"token {token} is outside the vocabulary of {vocab_size}")
 
     def check_cannot(self, cannot: Cannot) -> dict[int, int]:
         """The positions that the verifier still covers, by row.

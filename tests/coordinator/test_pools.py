@@ -182,7 +182,7 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(PoolError):
                 self.pool.retain(places)
             return
-        self.pool.retain(np.array(places, dtype=np.int64))
+        self.pool.retain(places)
         for place in places:
             self.counts[place] += 1
 
@@ -197,6 +197,17 @@ class PoolMachine(RuleBasedStateMachine):
         released = [p for i, p in enumerate(places) if not self.counts[p] and p not in places[i + 1 :]]
         assert self.pool.free(places) == released
         self.free += released
+
+    @rule(places=st.lists(st.integers(0, 11), max_size=12))
+    def give_an_array_back(self, places):
+        if len(set(places)) < len(places) or not all(self.counts[place] for place in places):
+            with pytest.raises(PoolError):
+                self.pool.give_back(np.array(places, dtype=np.int64))
+            return
+        self.pool.give_back(np.array(places, dtype=np.int64))
+        for place in places:
+            self.counts[place] -= 1
+        self.free += [place for place in places if not self.counts[place]]
 
     @invariant()
     def counts_and_stack_agree(self):
@@ -216,11 +227,11 @@ def test_check_notices_a_damaged_pool(damage):
     pool.check()
     match damage:
         case "a held id on the stack":
-            pool._stack[0] = 3
+            pool._free[0] = 3
         case "a negative count":
             pool._counts[0] = -1
         case _:
-            pool.free_count -= 1
+            pool._free.pop()
 
     with pytest.raises(PoolError):
         pool.check()
