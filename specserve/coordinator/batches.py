@@ -106,29 +106,28 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
 
 def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, Array]:
     """Collect the opaque dist rows of all chains into one buffer, and where each node's row is (−1: none)."""
-    sources: list[Dists | None] = []
-    at: list[int] = []
+    sources: dict[int, Dists] = {}  # by identity: a push, or what was picked out of several
+    starts: dict[int, int] = {}  # of each, were they one behind the other
+    end = 0
+    picked: list[int] = []
+    places: list[int] = []
     for checked in rows:
-        chain = checked.chain
-        if chain.sources and checked.state.request.sampling.temperature > 0:
-            sources += chain.sources
-            at += chain.rows
-        else:
-            sources += [None] * len(chain.tokens)
-            at += [0] * len(chain.tokens)
-    known = {id(source): source for source in sources if source is not None}
-    if not known:
-        return Dists.none(), np.full(len(sources), -1, dtype=np.int32)
-    origin, row = np.array([id(source) for source in sources]), np.array(at)
-    drawn = np.array([source is not None for source in sources])
-    origin, row = origin[drawn], row[drawn]
-    first = next(iter(known.values()))
-    picked = np.empty((len(row), first.rows.shape[1]), dtype=np.uint8)
-    for identity, source in known.items():
-        mine = origin == identity
-        picked[mine] = source.rows[row[mine]]
-    places = np.where(drawn, np.cumsum(drawn) - 1, -1).astype(np.int32)
-    return Dists(first.form, first.width, picked), places
+        chain, count = checked.chain, len(checked.chain.tokens)
+        dists = chain.dists
+        if dists is None or checked.state.request.sampling.temperature <= 0:
+            places += [-1] * count
+            continue
+        if id(dists) not in sources:
+            sources[id(dists)], starts[id(dists)] = dists, end
+            end += len(dists.rows)
+        first = starts[id(dists)] + chain.row
+        places += range(len(picked), len(picked) + count)
+        picked += range(first, first + count)
+    if not picked:
+        return Dists.none(), ints(places)
+    buffers = list(sources.values())
+    together = buffers[0].rows if len(buffers) == 1 else np.concatenate([dists.rows for dists in buffers])
+    return Dists(buffers[0].form, buffers[0].width, together[picked]), ints(places)
 
 
 def ints(values: Sequence[int]) -> Array:

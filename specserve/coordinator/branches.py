@@ -106,6 +106,7 @@ class AheadPlan:
         self._dist_push = np.full(shape, _NONE, dtype=np.int32)
         self._dist_row = np.zeros(shape, dtype=np.int32)
         self._pushed: list[Dists] = []
+        self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
 
     def message(self) -> PlanAhead:
         """The plan in columns, for trunks whose text_start was set."""
@@ -162,9 +163,11 @@ class AheadPlan:
         self.busy_s += push.busy_s
         columns = push.places + 1
         self._tokens[push.branches, columns] = push.tokens
+        drafted = push.places >= 0
+        if drafted.any():
+            self._drawn = len(push.dists.rows) > 0
         if len(push.dists.rows):
-            drawn = push.places >= 0
-            at = push.branches[drawn], columns[drawn]
+            at = push.branches[drafted], columns[drafted]
             self._dist_push[at] = len(self._pushed)
             self._dist_row[at] = np.arange(len(push.dists.rows))
             self._pushed.append(push.dists)
@@ -183,9 +186,9 @@ class AheadPlan:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has chains longer than their leases")
         if push.tokens.astype(np.uint64).max() >= vocab_size:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has tokens outside the vocabulary")
-        drawn = np.count_nonzero(push.places >= 0)
-        if len(push.dists.rows) not in (0, drawn):
-            raise ProtocolError(f"push {push.step} of plan {push.plan} has {len(push.dists.rows)} dists for {drawn}")
+        drafted, dists = int(np.count_nonzero(push.places >= 0)), len(push.dists.rows)
+        if dists not in (0, drafted) or (drafted and self._drawn not in (None, dists > 0)):
+            raise ProtocolError(f"push {push.step} of plan {push.plan} has {dists} dists for {drafted} drafted tokens")
 
     # ---- what comes true
 
@@ -221,9 +224,9 @@ class AheadPlan:
         A branch for which nothing came yet is not handed over.
         """
         branches = [branch for _, branch in true]
-        rows = zip(true, self._tokens[branches].tolist(), self._dists_of(branches), strict=True)
+        dists, width = self._dists_of(branches), self._tokens.shape[1] - 1
         tails: list[int] = []
-        for (index, branch), tokens, (sources, places) in rows:
+        for place, ((index, branch), tokens) in enumerate(zip(true, self._tokens[branches].tolist(), strict=True)):
             length = (tokens.index(_NONE, 1) if _NONE in tokens[1:] else len(tokens)) - 1
             if length == 0:
                 continue
@@ -232,18 +235,22 @@ class AheadPlan:
             at = int(self._slot_starts[branch])
             self._slots_left[at : at + length] = False
             slots = self._leased_slots[at : at + length].tolist()
-            state.chain = Chain(tokens[1 : length + 1], slots, length - 1, sources[:length], places[:length])
+            state.chain = Chain(tokens[1 : length + 1], slots, length - 1, dists, place * width)
             state.draft_cached = end + length  # with the guess, and without the last drafted token
             tails += self._adopt_table(state, end // self._blocks.block_tokens, branch)
         self._blocks.free(tails)
 
-    def _dists_of(self, branches: Sequence[int]) -> list[tuple[Sequence[Dists | None], Sequence[int]]]:
-        """Sources and rows of each branch's dists, from its first drafted token on; none where nothing was drawn."""
+    def _dists_of(self, branches: Sequence[int]) -> Dists | None:
+        """The dists of these branches, one behind the other with room for the deepest; None where nothing was drawn."""
         if not self._pushed:
-            return [((), ())] * len(branches)
-        by_number = {number: dists for number, dists in enumerate(self._pushed)}
-        sources = [[by_number.get(push) for push in row] for row in self._dist_push[branches, 1:].tolist()]
-        return list(zip(sources, self._dist_row[branches, 1:].tolist(), strict=True))
+            return None
+        form, width, size = self._pushed[0].form, self._pushed[0].width, self._pushed[0].rows.shape[1]
+        pushes, rows = self._dist_push[branches, 1:].ravel(), self._dist_row[branches, 1:].ravel()
+        picked = np.empty((len(pushes), size), dtype=np.uint8)
+        for number, dists in enumerate(self._pushed):
+            mine = np.flatnonzero(pushes == number)
+            picked[mine] = dists.rows[rows[mine]]
+        return Dists(form, width, picked)
 
     def _adopt_table(self, state: RequestState, shared: int, branch: int) -> list[int]:
         """Put the branch's own blocks behind those that it shares with the trunk; returns the blocks that they replace.

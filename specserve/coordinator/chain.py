@@ -16,15 +16,15 @@ from specserve.transport.messages import Dists
 class Chain:
     """Drafted tokens in order, the first `fed` of which have their KV written.
 
-    slots and, where the tokens were drawn, the places of their dists (row `rows[i]` of `sources[i]`; None: that token
-    was chosen without chance) are parallel to tokens, or empty: model-free speculators have neither.
+    slots are parallel to tokens, or empty: model-free speculators have none. Where the tokens were drawn, their dists
+    are the rows of `dists` from `row` on.
     """
 
     tokens: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     fed: int = 0
-    sources: Sequence[Dists | None] = ()
-    rows: Sequence[int] = ()
+    dists: Dists | None = None
+    row: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -33,13 +33,7 @@ class Chain:
         """The first `count` tokens of it."""
         if count >= len(self.tokens):
             return self
-        return Chain(
-            self.tokens[:count],
-            self.slots[:count],
-            min(self.fed, count),
-            self.sources[:count],
-            self.rows[:count],
-        )
+        return Chain(self.tokens[:count], self.slots[:count], min(self.fed, count), self.dists, self.row)
 
     def fed_along(self, tokens: Sequence[int]) -> int:
         """How many of these committed tokens, from the first on without a gap, were drafted here and fed."""

@@ -401,15 +401,16 @@ class Engine:
         self._unbooked = Verdicts(current, verdict, commits, now, draft_busy)
         self._last_end_s = now
 
-    def _book(self) -> None:
-        """Tell of the last round: its deltas, where the answer goes on, and its numbers."""
+    def _book(self) -> bool:
+        """Tell of the last round: its deltas, where the answer goes on, and its numbers. False when that was done."""
         booked, self._unbooked = self._unbooked, None
         if booked is None:
-            return
+            return False
         for commit in booked.commits:
             if commit.finish is None:
                 self._emit(commit.state, commit.delta())
         booked.book(self._metrics)
+        return True
 
     def _fail_rows(self, failure: Failed) -> None:
         """The rows at fault end in an error; the others of that batch are simply planned again.
@@ -500,12 +501,16 @@ class Engine:
 
         Called after `advance`, so that this happens while the workers compute.
         """
-        self._book()
+        booked = self._book()
         outbox, self._outbox = self._outbox, {}
         for owner, deltas in outbox.items():
             self._sink(owner, tuple(deltas))
         if self._dead is None:
             self._drafts.tidy()
+        if booked or self._round is None:
+            self._show_levels()
+
+    def _show_levels(self) -> None:
         levels = self.levels()
         if levels != self._shown_levels:
             self._metrics.levels(levels)

@@ -86,11 +86,9 @@ class OutcomeOdds:
 
     def observe_guesses(self, guesses: Iterable[Guess]) -> None:
         """Next tokens were guessed."""
-        totals = Counter(guesses)
-        for whole_chain, shares in ((False, self._corrections), (True, self._bonuses)):
-            for rank, share in enumerate(shares):
-                right, wrong = (totals[Guess(whole_chain, rank, hit)] for hit in (True, False))
-                share.observe(right, right + wrong)
+        for (whole_chain, rank, right), times in Counter(guesses).items():
+            shares = self._bonuses if whole_chain else self._corrections
+            shares[rank].observe(times * right, times)
 
     def forget_plans(self) -> None:
         """What was observed since counts from the next `likeliest` on."""

@@ -203,13 +203,8 @@ def _chains(push: Push, rows: list[DraftRow]) -> list[Chain]:
     fed = np.diff(np.concatenate([[0], np.cumsum(push.fed)])[ends]).tolist()
     tokens, bounds = push.tokens.tolist(), ends.tolist()
     spans = zip(rows, bounds[:-1], bounds[1:], fed, strict=True)
-    if not len(push.dists.rows):
-        return [Chain(tokens[begin:end], row.slots[: end - begin], count) for row, begin, end, count in spans]
-    source = [push.dists] * max(push.chain_lengths.tolist())
-    return [
-        Chain(tokens[begin:end], row.slots[: end - begin], count, source[: end - begin], range(begin, end))
-        for row, begin, end, count in spans
-    ]
+    dists = push.dists if len(push.dists.rows) else None
+    return [Chain(tokens[begin:end], row.slots[: end - begin], count, dists, begin) for row, begin, end, count in spans]
 
 
 def _check_chains(push: Push, rows: list[DraftRow]) -> None:
