@@ -156,24 +156,25 @@ class AheadPlan:
 
     def take(self, push: PushAhead, vocab_size: int) -> bool:
         """Keep what was pushed; false when this push was seen before. Raises ProtocolError for impossible ones."""
-        self._check(push, vocab_size)
+        drafted = push.places >= 0  # the others are guesses
+        count = int(np.count_nonzero(drafted))
+        self._check(push, count, vocab_size)
         if push.step in self._seen:
             return False
         self._seen.add(push.step)
         self.busy_s += push.busy_s
         columns = push.places + 1
         self._tokens[push.branches, columns] = push.tokens
-        drafted = push.places >= 0
-        if drafted.any():
+        if count:
             self._drawn = len(push.dists.rows) > 0
         if len(push.dists.rows):
             at = push.branches[drafted], columns[drafted]
             self._dist_push[at] = len(self._pushed)
-            self._dist_row[at] = np.arange(len(push.dists.rows))
+            self._dist_row[at] = np.arange(count)
             self._pushed.append(push.dists)
         return True
 
-    def _check(self, push: PushAhead, vocab_size: int) -> None:
+    def _check(self, push: PushAhead, drafted: int, vocab_size: int) -> None:
         count = len(push.tokens)
         if push.branches.shape != (count,) or push.places.shape != (count,) or push.step < 0:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has columns of unequal length")
@@ -186,7 +187,7 @@ class AheadPlan:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has chains longer than their leases")
         if push.tokens.astype(np.uint64).max() >= vocab_size:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has tokens outside the vocabulary")
-        drafted, dists = int(np.count_nonzero(push.places >= 0)), len(push.dists.rows)
+        dists = len(push.dists.rows)
         if dists not in (0, drafted) or (drafted and self._drawn not in (None, dists > 0)):
             raise ProtocolError(f"push {push.step} of plan {push.plan} has {dists} dists for {drafted} drafted tokens")
 
