@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specserve.coordinator.endings import Cut
+from specserve.coordinator.batches import CheckedRow
+from specserve.coordinator.blocks import BlockPool
+from specserve.coordinator.endings import Cut, cut, goes_on
 from specserve.coordinator.logprobs import RowScores
-from specserve.coordinator.requests import RequestState
+from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.rounds import Round
 from specserve.metrics import EngineMetrics
+from specserve.text import Tokenizer
 from specserve.transport.messages import Verdict
-from specserve.types import Delta, FinishReason, RoundStats
+from specserve.types import Delta, Failure, FinishReason, RoundStats, WorkerInfo
+
+log = logging.getLogger(__name__)
+
+End = Callable[[RequestState, FinishReason, Delta | None, Failure | None], None]
+"""Ends a request: why, what the last round added if anything, and the failure if that is why."""
 
 
 @dataclass(slots=True)
@@ -107,3 +116,64 @@ def _beyond(counts: Sequence[int]) -> tuple[int, ...]:
     for count in range(1, max(counts, default=0)):
         larger.append(larger[-1] - times[count])
     return tuple(larger) if larger[0] else ()
+
+
+class Committer:
+    """Turns verdicts into commits: it cuts at endings, and rewinds the target's KV to what is committed."""
+
+    def __init__(
+        self,
+        target: WorkerInfo,
+        tokenizer: Tokenizer,
+        blocks: BlockPool,
+        metrics: EngineMetrics,
+        clock: Callable[[], float],
+        end: End,
+    ) -> None:
+        self._context = target.context_length
+        self._tokenizer = tokenizer
+        self._blocks = blocks
+        self._metrics = metrics
+        self._clock = clock
+        self._end = end
+
+    def apply(self, current: Round, verdict: Verdict, scores: Sequence[tuple[RowScores, RowScores]]) -> list[Commit]:
+        """Commit a verdict that `Round.check` let pass; requests whose answer is complete end."""
+        commits: list[Commit] = []
+        surplus: list[int] = []
+        rows = zip(current.rows, verdict.kept.tolist(), verdict.next.tolist(), scores, strict=True)
+        for entry, kept, token, (logprobs, prompt_logprobs) in rows:
+            state = entry.state
+            state.suspect = False
+            if state.stage is not Stage.RUNNING or state.epoch != entry.epoch:
+                self._metrics.wasted("cancelled", len(entry.chain))
+                continue
+            if prompt_logprobs:
+                state.score_prompt(entry.start + 1, prompt_logprobs)
+            commit = self._commit(entry, kept, token, logprobs) if entry.due else None
+            if commit is not None:
+                commits.append(commit)
+            if commit is None or commit.finish is not None:
+                state.target_cached = entry.start + entry.feed
+            else:
+                state.target_cached = len(state.tokens) - 1
+                surplus += self._blocks.trim(state.target_table, state.target_cached)
+        self._blocks.free(surplus)
+        for commit in commits:
+            if commit.finish is not None:
+                self._end(commit.state, commit.finish, commit.delta(), None)
+        return commits
+
+    def _commit(self, entry: CheckedRow, kept: int, token: int, scores: RowScores) -> Commit | None:
+        """Commit one due row; None when its request ended in an error instead."""
+        state, tokens = entry.state, entry.emitted(kept, token)
+        commit = Commit(state, tokens, len(entry.chain.tokens), kept, kept, None, scores)
+        if not goes_on(state, tokens, self._context):
+            try:
+                commit.end(cut(state, tokens, self._tokenizer.end_tokens, self._context))
+            except Exception as error:  # text is the request's own affair: what its stop texts provoke ends it alone
+                log.exception("cannot look for the end of an answer")
+                self._end(state, "error", None, Failure(500, "internal_error", f"{type(error).__name__}: {error}"))
+                return None
+        state.take(commit.tokens, commit.offered, commit.kept, self._clock)
+        return commit

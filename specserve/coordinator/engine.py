@@ -21,13 +21,12 @@ from specserve.coordinator.ahead import AheadDrafts
 from specserve.coordinator.batches import CheckedRow, verify_message
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import NOTHING
-from specserve.coordinator.commits import Commit, Verdicts
+from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
-from specserve.coordinator.endings import cut, goes_on
 from specserve.coordinator.limits import check_limits
-from specserve.coordinator.logprobs import RowScores
-from specserve.coordinator.requests import RequestState, Stage, StopScan
+from specserve.coordinator.outbox import Outbox, Sink
+from specserve.coordinator.requests import RequestState, Stage, admitted
 from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
@@ -44,7 +43,7 @@ from specserve.errors import (
     VerifierLost,
 )
 from specserve.metrics import EngineMetrics
-from specserve.text import Detokenizer, StopText, Tokenizer
+from specserve.text import Tokenizer
 from specserve.transport import Arrived, Channel, PeerLost
 from specserve.transport.messages import Cannot, Failed, Message, Verdict
 from specserve.types import (
@@ -55,14 +54,10 @@ from specserve.types import (
     PoolLevels,
     Request,
     RowId,
-    TokenLogprob,
     WorkerInfo,
 )
 
 log = logging.getLogger(__name__)
-
-Sink = Callable[[str, tuple[Delta, ...]], None]
-"""Takes all deltas of one owner since the last flush."""
 
 
 class Engine:
@@ -101,15 +96,14 @@ class Engine:
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
         self._states: dict[str, RequestState] = {}
-        self._by_row: dict[int, RequestState] = {}
-        self._outbox: dict[str, list[Delta]] = {}
+        self._outbox = Outbox(metrics)
+        self._committer = Committer(target, tokenizer, self._blocks, metrics, clock, self._end)
         self._next_row = 0
         self._planned: list[TargetRow] | None = None  # rows that wait for the draft
         self._draft_deadline_s = 0.0
         self._round: Round | None = None  # rows that the verifier is computing
         self._round_number = 0
         self._round_began_s = 0.0
-        self._unbooked: Verdicts | None = None  # the last round, committed and not yet told of
         self._shown_levels: PoolLevels | None = None
         self._last_end_s: float | None = None  # end of the last round while there was always work
         self._draining = False
@@ -130,22 +124,8 @@ class Engine:
             raise
         row = RowId(self._next_row)
         self._next_row += 1
-        end_tokens = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
-            end_tokens |= self._end_tokens
-        scan = StopScan(Detokenizer(self._tokenizer), StopText(request.stop)) if request.stop else None
-        state = RequestState(
-            row=row,
-            request=request,
-            owner=owner,
-            arrived_s=self._clock(),
-            tokens=list(request.prompt),
-            stop_scan=scan,
-            end_tokens=end_tokens,
-            prompt_scores=[] if request.prompt_logprobs is None else [TokenLogprob(request.prompt[0], None)],
-        )
+        state = admitted(row, request, owner, self._tokenizer, self._clock())
         self._states[request.id] = state
-        self._by_row[row] = state
         self._scheduler.waiting.append(state)
 
     def _check_request(self, request: Request) -> None:
@@ -174,13 +154,12 @@ class Engine:
     def abandon(self, reason: str) -> None:
         """The books can no longer be trusted: tell every client, touch no pool, and serve nobody from now on."""
         self._dead = reason
-        self._unbooked = None
+        self._outbox.forget_round()
         failure = Failure(500, SpecserveError.code, reason)
         for state in self._states.values():
             delta = Delta(state.request.id, (), finish="error", stats=state.stats(self._clock()), failure=failure)
-            self._outbox.setdefault(state.owner, []).append(delta)
+            self._outbox.put(state.owner, delta)
         self._states.clear()
-        self._by_row.clear()
 
     def drain(self) -> None:
         """Take no new requests; those admitted go on."""
@@ -344,73 +323,17 @@ class Engine:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
         scores = current.scores(verdict)
-        self._book()
+        self._outbox.book()
         self._close_round(current)
-        commits: list[Commit] = []
-        for entry, kept, token, (logprobs, prompt_logprobs) in zip(
-            current.rows, verdict.kept.tolist(), verdict.next.tolist(), scores, strict=True
-        ):
-            state = entry.state
-            state.suspect = False
-            if state.stage is not Stage.RUNNING or state.epoch != entry.epoch:
-                self._metrics.wasted("cancelled", len(entry.chain))
-                continue
-            if prompt_logprobs:
-                state.score_prompt(entry.start + 1, prompt_logprobs)
-            if entry.due:
-                self._commit_row(commits, entry, kept, token, logprobs)
-            else:
-                state.target_cached = entry.start + entry.feed
-        self._finish_round(current, verdict, commits)
-
-    def _commit_row(self, commits: list[Commit], entry: CheckedRow, kept: int, token: int, logprobs: RowScores) -> None:
-        state, tokens = entry.state, entry.emitted(kept, token)
-        commit = Commit(state, tokens, len(entry.chain.tokens), kept, kept, None, logprobs)
-        if not goes_on(state, tokens, self._target.context_length):
-            try:
-                commit.end(cut(state, tokens, self._end_tokens, self._target.context_length))
-            except Exception as error:  # text is the request's own affair: what its stop texts provoke ends it alone
-                log.exception("cannot look for the end of an answer")
-                self._end(state, "error", failure=Failure(500, "internal_error", f"{type(error).__name__}: {error}"))
-                return
-        commits.append(commit)
-        state.take(commit.tokens, commit.offered, commit.kept, self._clock)
-        if commit.finish is None:
-            state.target_cached = len(state.tokens) - 1
-        else:
-            state.target_cached = entry.start + entry.feed
-            self._end(state, commit.finish, commit.delta())
-
-    @property
-    def _end_tokens(self) -> frozenset[int]:
-        return self._tokenizer.end_tokens
-
-    def _finish_round(self, current: Round, verdict: Verdict, commits: list[Commit]) -> None:
-        """Rewind what goes on, and let the draft source follow; the rest waits until the next round was sent."""
-        going = [commit for commit in commits if commit.finish is None]
-        surplus: list[int] = []
-        for commit in going:
-            surplus += self._blocks.trim(commit.state.target_table, commit.state.target_cached)
-        self._blocks.free(surplus)
-        self._drafts.committed(going)
+        commits = self._committer.apply(current, verdict, scores)
+        self._drafts.committed([commit for commit in commits if commit.finish is None])
         now = self._clock()
         self._drafts.settled(now)
         draft_busy = 0.0
         if isinstance(self._drafts, WorkerSource):
             draft_busy, self._drafts.link.busy_s = self._drafts.link.busy_s, 0.0
-        self._unbooked = Verdicts(current, verdict, commits, now, draft_busy)
+        self._outbox.put_off(Verdicts(current, verdict, commits, now, draft_busy))
         self._last_end_s = now
-
-    def _book(self) -> bool:
-        """Tell of the last round: its deltas, where the answer goes on, and its numbers. False when that was done."""
-        booked, self._unbooked = self._unbooked, None
-        if booked is None:
-            return False
-        for commit in booked.commits:
-            if commit.finish is None:
-                self._emit(commit.state, commit.delta())
-        booked.book(self._metrics)
-        return True
 
     def _fail_rows(self, failure: Failed) -> None:
         """The rows at fault end in an error; the others of that batch are simply planned again.
@@ -464,18 +387,17 @@ class Engine:
         """
         if state.stage is Stage.ENDED:
             return
-        self._book()  # what came before comes first
+        self._outbox.book()  # what came before comes first
         self._scheduler.bequeath(state)
         self._scheduler.remove(state)
         del self._states[state.request.id]
-        del self._by_row[state.row]
         self._drafts.forget(state)
         if not state.in_flight:
             self._release_target(state)
         stats = state.stats(self._clock())
         self._metrics.ended(finish, stats)
         last = Delta(state.request.id, ()) if made is None else made
-        self._emit(state, replace(last, finish=finish, stats=stats, failure=failure))
+        self._outbox.put(state.owner, replace(last, finish=finish, stats=stats, failure=failure))
 
     def _release_target(self, state: RequestState) -> None:
         self._blocks.clear(state.target_table)
@@ -489,22 +411,17 @@ class Engine:
         self._drafts.forget(state)
         self._metrics.preempted()
 
-    def _emit(self, state: RequestState, delta: Delta) -> None:
-        self._outbox.setdefault(state.owner, []).append(delta)
-
     def refuse(self, owner: str, delta: Delta) -> None:
         """Tell an owner that its request was never admitted."""
-        self._outbox.setdefault(owner, []).append(delta)
+        self._outbox.put(owner, delta)
 
     def flush(self) -> None:
         """Hand every owner its deltas since the last flush, in one go each, and book the round.
 
         Called after `advance`, so that this happens while the workers compute.
         """
-        booked = self._book()
-        outbox, self._outbox = self._outbox, {}
-        for owner, deltas in outbox.items():
-            self._sink(owner, tuple(deltas))
+        booked = self._outbox.book()
+        self._outbox.hand_over(self._sink)
         if self._dead is None:
             self._drafts.tidy()
         if booked or self._round is None:

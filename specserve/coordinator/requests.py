@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from specserve.coordinator.blocks import empty_table
 from specserve.coordinator.chain import NOTHING, Chain
-from specserve.text import Detokenizer, StopText
+from specserve.text import Detokenizer, StopText, Tokenizer
 from specserve.types import Request, RequestStats, RowId, TokenLogprob
 
 
@@ -125,3 +125,20 @@ class RequestState:
             first_token_s=first - self.arrived_s,
             total_s=now_s - self.arrived_s,
         )
+
+
+def admitted(row: RowId, request: Request, owner: str, tokenizer: Tokenizer, now_s: float) -> RequestState:
+    """The state of a request that has just come in."""
+    end_tokens = frozenset(request.stop_token_ids)
+    if not request.ignore_eos:
+        end_tokens |= tokenizer.end_tokens
+    return RequestState(
+        row=row,
+        request=request,
+        owner=owner,
+        arrived_s=now_s,
+        tokens=list(request.prompt),
+        stop_scan=StopScan(Detokenizer(tokenizer), StopText(request.stop)) if request.stop else None,
+        end_tokens=end_tokens,
+        prompt_scores=[] if request.prompt_logprobs is None else [TokenLogprob(request.prompt[0], None)],
+    )
