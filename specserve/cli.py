@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
+    _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
     return parser
 
 
@@ -148,6 +149,21 @@ def _exactness_arguments(exactness: argparse.ArgumentParser) -> None:
     exactness.add_argument("--plots", type=Path, help="also write pictures to this folder")
     exactness.add_argument("--acceptance", type=Path, help="with --plots: JSON of bench acceptance, drawn as well")
     exactness.set_defaults(verb=_exactness)
+
+
+def _coordinator_arguments(coordinator: argparse.ArgumentParser) -> None:
+    modes = ("plain", "serial", "ahead1", "ahead12")
+    coordinator.add_argument(
+        "--modes", type=_names, default=modes, help=f"any of {','.join(modes)}, which is the default"
+    )
+    coordinator.add_argument("--temperature", type=_floats, default=(0.0, 1.0), help="temperatures; default: 0,1")
+    coordinator.add_argument(
+        "--batch", type=_numbers, default=(1, 16, 64, 256), help="running requests; default: 1,16,64,256"
+    )
+    coordinator.add_argument("--context", type=int, default=500, help="tokens of each prompt; default: 500")
+    coordinator.add_argument("--rounds", type=int, default=100, help="timed rounds of each; default: 100")
+    coordinator.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
+    coordinator.set_defaults(verb=_coordinator)
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -368,6 +384,21 @@ def _exactness(arguments: argparse.Namespace) -> int:
     show("what comes out, against the target's law; a rule that is exact has a p-value from 0 to 1 by chance", rows)
     for path in plot(rows, arguments.acceptance, arguments.plots) if arguments.plots is not None else ():
         print(f"wrote {path}")
+    return 0
+
+
+def _coordinator(arguments: argparse.Namespace) -> int:
+    from specserve.bench.coordinator import Options, measure
+    from specserve.bench.report import check_json_path, show, write_json
+
+    if arguments.json is not None:
+        check_json_path(arguments.json)
+    names = ("modes", "temperature", "batch", "context", "rounds")
+    options = Options(**{name: getattr(arguments, name) for name in names})
+    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show("the coordinator's own processor time for a round", rows)
+    if arguments.json is not None:
+        write_json(arguments.json, {name: getattr(options, name) for name in names}, rows)
     return 0
 
 

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specserve.coordinator.allotment import Bounds, allot
 from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.branches import AheadPlan, Trunk
+from specserve.coordinator.chain import NOTHING
+from specserve.coordinator.commits import Commit
 from specserve.coordinator.costs import Mean, StepCost
-from specserve.coordinator.outcomes import Outcome, OutcomeOdds
+from specserve.coordinator.outcomes import Guess, OutcomeOdds
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
-from specserve.coordinator.trie import NO_SLOT
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promise
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, PushAhead
@@ -47,6 +49,8 @@ class AheadDrafts(WorkerSource):
         self._due: list[CheckedRow] = []  # the round in flight, until a plan for it was sent
         self._round_began_s = 0.0
         self._number = 0
+        self._checked: list[tuple[int, int]] = []  # tokens offered and kept, not yet learned from
+        self._guesses: list[Guess] = []  # likewise
         self.hits = 0
         self.misses = 0
 
@@ -67,16 +71,17 @@ class AheadDrafts(WorkerSource):
         return None if plan is None or plan.over else plan.sent_s + _GIVE_UP_AFTER * self.link.config.draft_wait_s
 
     def begin(self, rows: list[TargetRow]) -> bool:
-        """Offer what the tries hold now."""
+        """Offer what is drafted now."""
         for row in rows:
-            row.depth = min(row.depth, len(row.state.trie))
+            row.depth = min(row.depth, len(row.state.chain.tokens))
         return False
 
     # ---- planning
 
     def ahead(self, rows: list[CheckedRow], now_s: float) -> None:
         """Draft for the outcomes of this round, now or as soon as the worker is done with the plan before."""
-        self._settle()  # a round before that never got a verdict
+        self._settle()  # also a round that never got a verdict
+        self.tidy()
         self._due, self._round_began_s = rows, now_s
         self._launch(now_s)
 
@@ -89,8 +94,14 @@ class AheadDrafts(WorkerSource):
         if not trunks:
             return
         self._number += 1
-        plan = self._plan = AheadPlan(self._number, trunks, now_s, self.link.slots, self.link.blocks)
-        self._branch(plan, trunks, self._time_left(now_s))
+        left_s = self._time_left(now_s)
+        due = [trunk for trunk in trunks if trunk.due]
+        room = max(0, self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks))
+        count = min(self._count(due, left_s), room // max(1, len(due)))
+        bounds = Bounds(self._steps(len(due) * (1 + count), left_s), self.link.context)
+        wanted = [self.link.policy.wanted(trunk.state) for trunk in trunks]
+        branches = allot(trunks, wanted, self._odds, count, bounds, self.link.slots, self.link.blocks)
+        plan = self._plan = AheadPlan(self._number, trunks, branches, now_s, self.link.slots, self.link.blocks)
         self.link.open(trunks)
         for trunk in trunks:
             trunk.text_start = min(trunk.state.draft_known, trunk.start)
@@ -102,9 +113,9 @@ class AheadDrafts(WorkerSource):
         trunks: list[Trunk] = []
         taken: set[int] = set()
         budget = self.link.config.max_batch_tokens
-        among = [row.row.state for row in rows]
-        for row in sorted(rows, key=lambda row: -promise(row.row.state)):
-            if not self.link.policy.wanted(row.row.state):
+        among = [row.state for row in rows]
+        for row in sorted(rows, key=lambda row: -promise(row.state)):
+            if not self.link.policy.wanted(row.state):
                 continue
             trunk = self._trunk(row, budget, taken, among)
             if trunk is not None:
@@ -114,36 +125,24 @@ class AheadDrafts(WorkerSource):
         return trunks
 
     def _trunk(self, row: CheckedRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> Trunk | None:
-        state = row.row.state
+        state = row.state
         self.link.share(state, among)
-        chain = row.chain if all(link.slot != NO_SLOT for link in row.chain) else []
-        text = row.row.start + row.row.feed
-        end = min(text + len(chain), self.link.context)
-        due = row.row.due and end == text + len(chain)
+        chain = row.chain if row.chain.slots else NOTHING
+        text = row.start + row.feed
+        end = min(text + len(chain.tokens), self.link.context)
+        due = row.due and end == text + len(chain.tokens)
         start = min(state.draft_cached, end - 1) if due else state.draft_cached
         feed = min(end - start, budget)
         if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):
             return None
         due = due and start + feed == end
-        return Trunk(state, row.epoch, text, start, feed, chain if due else [], due)
+        return Trunk(state, row.epoch, min(text, start + feed), start, feed, chain if due else NOTHING, due)
 
     def _time_left(self, now_s: float) -> float | None:
         """Seconds until the verdict is expected; None when nothing is known yet."""
         if self._round_s.value is None:
             return None
         return self._round_began_s + self._round_s.value - now_s - (self._lag_s.value or 0.0)
-
-    def _branch(self, plan: AheadPlan, trunks: Sequence[Trunk], left_s: float | None) -> None:
-        """Give each trunk its likeliest outcomes, each round of giving one to every trunk, while there is room."""
-        due = [trunk for trunk in trunks if trunk.due]
-        room = self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks)
-        count = min(self._count(due, left_s), max(0, room) // max(1, len(due)))
-        steps = self._steps(len(due) * (1 + count), left_s)
-        for index in range(count):
-            for trunk in due:
-                outcomes = self._odds.likeliest(len(trunk.chain))
-                if index < len(outcomes):
-                    self._add(plan, trunk, outcomes[index], steps)
 
     def _steps(self, rows: int, left_s: float | None) -> int:
         """Forwards of so many rows that fit into the verification; at least two, which make one token everywhere."""
@@ -157,7 +156,7 @@ class AheadDrafts(WorkerSource):
         """Outcomes per request: as configured, or what is expected to pay most at measured costs."""
         if not due:
             return 0
-        outcomes = self._odds.likeliest(max(len(trunk.chain) for trunk in due))
+        outcomes = self._odds.likeliest(max(len(trunk.chain.tokens) for trunk in due))
         if self._outcomes != "auto":
             return min(self._outcomes, len(outcomes))
         best, best_gain, hit = 1, 0.0, 0.0
@@ -167,14 +166,6 @@ class AheadDrafts(WorkerSource):
             if gain > best_gain * 1.001:
                 best, best_gain = count, gain
         return best
-
-    def _add(self, plan: AheadPlan, trunk: Trunk, outcome: Outcome, steps: int) -> None:
-        state, length = trunk.state, trunk.base + outcome.kept + 1  # committed tokens if this comes true
-        first = 0 if outcome.kept < len(trunk.chain) and trunk.start >= trunk.base + outcome.kept else 1
-        left = state.tokens_left - (outcome.kept + 1) - 1
-        depth = min(steps - first, self.link.policy.wanted(state), left, self.link.context - length - 1)
-        if depth > 0:
-            plan.add(trunk, outcome.kept, outcome.rank, first, depth)
 
     # ---- answers
 
@@ -205,7 +196,7 @@ class AheadDrafts(WorkerSource):
         for trunk in plan.trunks:
             state = trunk.state
             if not trunk.gone and state.epoch == trunk.epoch and (not trunk.due or len(state.tokens) == trunk.base):
-                state.draft_cached = trunk.covered
+                state.draft_cached = trunk.start + trunk.feed
 
     def _over(self, plan: AheadPlan, now_s: float) -> None:
         """The worker writes nothing of this plan any more."""
@@ -225,7 +216,7 @@ class AheadDrafts(WorkerSource):
             return
         for trunk in plan.trunks:
             if trunk.state.stage is Stage.RUNNING and trunk.epoch == trunk.state.epoch:
-                trunk.state.trie.clear()
+                self.link.put_chain(trunk.state, NOTHING)
                 self.link.drop_cache(trunk.state)
         self.link.metrics.dropped("failed_plan", len(plan.trunks))
         plan.over = plan.settled = True
@@ -233,49 +224,61 @@ class AheadDrafts(WorkerSource):
 
     # ---- what the engine tells
 
-    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
-        """Take over the branch that came true; without one the draft goes on from the committed tokens."""
-        before, kept = len(state.tokens) - len(tokens), len(tokens) - 1
-        self._odds.observe_chain(len(state.trie), kept)
-        state.trie.clear()
-        plan = self._plan
-        trunk = None if plan is None else plan.trunk_of(state)
-        if plan is None or trunk is None or trunk.base != before:
+    def committed(self, commits: Sequence[Commit]) -> None:
+        """Take over the branches that came true; without one the draft goes on from the committed tokens."""
+        slots: list[int] = []
+        outcomes: list[tuple[int, int, int]] = []  # trunk, tokens kept, next token
+        for commit in commits:
+            state, kept = commit.state, len(commit.tokens) - 1
+            before = len(state.tokens) - len(commit.tokens)
+            slots += state.chain.slots
+            self._checked.append((len(state.chain.tokens), kept))
+            state.chain = NOTHING
             state.draft_cached = min(state.draft_cached, before + kept)
-            return
-        branch = plan.find(trunk, kept, tokens[-1])
-        self._count_outcome(plan, trunk, kept, branch)
-        nodes = None if branch is None else plan.adopt(trunk, branch)
-        if nodes is None:
-            state.draft_cached = min(state.draft_cached, before + kept)
-            return
-        state.trie.append(nodes)
-        state.draft_cached = before + kept + len(nodes.tokens)
+            trunk = None if self._plan is None else self._plan.trunk_of(state, before)
+            if trunk is not None:
+                outcomes.append((trunk, kept, commit.tokens[-1]))
+        self.link.slots.free(slots)
+        if self._plan is not None and outcomes:
+            self._adopt(self._plan, outcomes)
 
-    def _count_outcome(self, plan: AheadPlan, trunk: Trunk, kept: int, branch: int | None) -> None:
-        if trunk.branches:
-            self.hits += branch is not None
-            self.misses += branch is None
-            rank = None if branch is None else plan.rank(branch)
-            self._odds.observe_ranks(kept == len(trunk.chain), plan.tried(trunk, kept), rank)
+    def _adopt(self, plan: AheadPlan, outcomes: Sequence[tuple[int, int, int]]) -> None:
+        true, guesses = plan.find(outcomes)
+        self._guesses += guesses
+        self.hits += len(true)
+        self.misses += len(outcomes) - len(true)
+        if true:
+            plan.adopt(true)
 
     def settled(self, now_s: float) -> None:
-        """The round is over: branches that did not come true are dead."""
+        """The round is over: branches that did not come true are dead, and released when there is time."""
         self._round_s.observe(now_s - self._round_began_s)
-        self._odds.forget_plans()
         self._settle()
 
     def _settle(self) -> None:
         self._due = []
-        plan = self._plan
-        if plan is not None:
-            plan.settled = True
-            if plan.over:
-                self._drop(plan)
+        if self._plan is not None:
+            self._plan.settled = True
+
+    def tidy(self) -> None:
+        """Learn from the last round, and release what is left of its plan once the worker is done with it."""
+        self._learn()
+        if self._plan is not None and self._plan.settled and self._plan.over:
+            self._drop(self._plan)
+
+    def _learn(self) -> None:
+        if self._checked:
+            self._odds.observe_chains(self._checked)
+            self._odds.observe_guesses(self._guesses)
+            self._odds.forget_plans()
+            self._checked, self._guesses = [], []
 
     def forget(self, state: RequestState) -> None:
-        """Release slots at once, and blocks when nothing writes them any more."""
-        state.trie.clear()
+        """Release what the request holds; what is left of its branches goes with their plan.
+
+        Its blocks may go although the worker may still write to them: it does what it is told in order, so whoever is
+        given them next writes later.
+        """
         if self._plan is not None:
             self._plan.leave(state)
         self.link.release(state)
@@ -291,5 +294,5 @@ class AheadDrafts(WorkerSource):
 
 def _current(row: CheckedRow) -> bool:
     """The request still stands where it stood when the round was sent."""
-    state = row.row.state
+    state = row.state
     return state.stage is Stage.RUNNING and state.epoch == row.epoch and len(state.tokens) == row.length

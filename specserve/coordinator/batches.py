@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain as chained
 
 import numpy as np
 
+from specserve.coordinator.chain import Chain
 from specserve.coordinator.requests import RequestState
-from specserve.coordinator.scheduler import TargetRow
-from specserve.coordinator.trie import Link
 from specserve.transport.messages import Array, Dists, Open, Plan, Verify
 
 
 @dataclass(slots=True)
 class CheckedRow:
-    """A row as it went to the verifier, with the chain that it offers and the epoch it was sent under."""
+    """A row as it went to the verifier: the feed, the chain that it offers, and the epoch it was sent under."""
 
-    row: TargetRow
+    state: RequestState
     epoch: int
+    start: int
+    feed: int
+    due: bool
     length: int  # committed tokens when it was sent
-    chain: list[Link] = field(default_factory=list)
+    chain: Chain
 
     def emitted(self, kept: int, token: int) -> list[int]:
         """The tokens that a verdict of so many kept drafts, and this token after them, yields."""
-        return [link.token for link in self.chain[:kept]] + [token]
+        return [*self.chain.tokens[:kept], token]
 
     def scored_prompt(self) -> tuple[int, ...]:
         """The prompt tokens whose scores come back with this row."""
-        request, start = self.row.state.request, self.row.start + 1
-        return () if request.prompt_logprobs is None else request.prompt[start : start + self.row.feed]
+        request, start = self.state.request, self.start + 1
+        return () if request.prompt_logprobs is None else request.prompt[start : start + self.feed]
 
 
 @dataclass(slots=True)
@@ -64,72 +68,78 @@ def open_message(state: RequestState, rule: str) -> Open:
 
 def plan_message(number: int, rows: Sequence[DraftRow]) -> Plan:
     """The columnar plan of these rows; tables cover the feed and all drafts but the last, which is never fed."""
-    feeds = [row.state.tokens[row.start : row.start + row.feed] for row in rows]
     tables = [row.state.draft_table for row in rows]
     return Plan(
         plan=number,
-        rows=_ids(rows),
-        epochs=_ints([row.epoch for row in rows]),
-        starts=_ints([row.start for row in rows]),
-        feed_lengths=_ints([row.feed for row in rows]),
-        feeds=_flat(feeds),
-        depths=_ints([len(row.slots) for row in rows]),
-        slots=_flat([row.slots for row in rows]),
-        table_lengths=_ints([len(table) for table in tables]),
-        tables=_flat(tables),
+        rows=np.array([row.state.row for row in rows], dtype=np.int64),
+        epochs=ints([row.epoch for row in rows]),
+        starts=ints([row.start for row in rows]),
+        feed_lengths=ints([row.feed for row in rows]),
+        feeds=flat([row.state.tokens[row.start : row.start + row.feed] for row in rows]),
+        depths=ints([len(row.slots) for row in rows]),
+        slots=flat([row.slots for row in rows]),
+        table_lengths=ints([len(table) for table in tables]),
+        tables=joined(tables),
     )
 
 
 def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
     """The columnar verification of these rows, with the dists that their chains were drawn from."""
     dists, dist_rows = _gather_dists(rows)
-    states = [checked.row.state for checked in rows]
+    tables = [checked.state.target_table for checked in rows]
     return Verify(
         round=number,
-        rows=np.array([state.row for state in states], dtype=np.int64),
-        epochs=_ints([checked.epoch for checked in rows]),
-        starts=_ints([checked.row.start for checked in rows]),
-        feed_lengths=_ints([checked.row.feed for checked in rows]),
-        feeds=_flat([c.row.state.tokens[c.row.start : c.row.start + c.row.feed] for c in rows]),
-        due=np.array([checked.row.due for checked in rows], dtype=np.bool_),
-        chain_lengths=_ints([len(checked.chain) for checked in rows]),
-        chains=_flat([[link.token for link in checked.chain] for checked in rows]),
-        dist_rows=_ints(dist_rows),
+        rows=np.array([checked.state.row for checked in rows], dtype=np.int64),
+        epochs=ints([checked.epoch for checked in rows]),
+        starts=ints([checked.start for checked in rows]),
+        feed_lengths=ints([checked.feed for checked in rows]),
+        feeds=flat([checked.state.tokens[checked.start : checked.start + checked.feed] for checked in rows]),
+        due=np.array([checked.due for checked in rows], dtype=np.bool_),
+        chain_lengths=ints([len(checked.chain.tokens) for checked in rows]),
+        chains=flat([checked.chain.tokens for checked in rows]),
+        dist_rows=dist_rows,
         dists=dists,
-        table_lengths=_ints([len(state.target_table) for state in states]),
-        tables=_flat([state.target_table for state in states]),
+        table_lengths=ints([len(table) for table in tables]),
+        tables=joined(tables),
     )
 
 
-def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, list[int]]:
+def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, Array]:
     """Collect the opaque dist rows of all chains into one buffer, and where each node's row is (−1: none)."""
+    sources: dict[int, Dists] = {}  # by identity: a push, or what was picked out of several
+    starts: dict[int, int] = {}  # of each, were they one behind the other
+    end = 0
+    picked: list[int] = []
     places: list[int] = []
-    wanted: list[tuple[Dists, int]] = []
     for checked in rows:
-        chance = checked.row.state.request.sampling.temperature > 0
-        for link in checked.chain:
-            if link.dists is None or not chance:
-                places.append(-1)
-            else:
-                places.append(len(wanted))
-                wanted.append((link.dists, link.row))
-    if not wanted:
-        return Dists.none(), places
-    first = wanted[0][0]
-    if all(dists is first for dists, _ in wanted):
-        picked = first.rows[[row for _, row in wanted]]
-    else:
-        picked = np.stack([dists.rows[row] for dists, row in wanted])
-    return Dists(first.form, first.width, picked), places
+        chain, count = checked.chain, len(checked.chain.tokens)
+        dists = chain.dists
+        if dists is None or checked.state.request.sampling.temperature <= 0:
+            places += [-1] * count
+            continue
+        if id(dists) not in sources:
+            sources[id(dists)], starts[id(dists)] = dists, end
+            end += len(dists.rows)
+        first = starts[id(dists)] + chain.row
+        places += range(len(picked), len(picked) + count)
+        picked += range(first, first + count)
+    if not picked:
+        return Dists.none(), ints(places)
+    buffers = list(sources.values())
+    together = buffers[0].rows if len(buffers) == 1 else np.concatenate([dists.rows for dists in buffers])
+    return Dists(buffers[0].form, buffers[0].width, together[picked]), ints(places)
 
 
-def _ids(rows: Sequence[DraftRow]) -> Array:
-    return np.array([row.state.row for row in rows], dtype=np.int64)
-
-
-def _ints(values: Sequence[int]) -> Array:
+def ints(values: Sequence[int]) -> Array:
+    """int32 [n]."""
     return np.array(values, dtype=np.int32)
 
 
-def _flat(lists: Sequence[Sequence[int]]) -> Array:
-    return np.array([value for values in lists for value in values], dtype=np.int32)
+def flat(lists: Iterable[Sequence[int]]) -> Array:
+    """All numbers of all lists, int32."""
+    return np.array(list(chained.from_iterable(lists)), dtype=np.int32)
+
+
+def joined(tables: Sequence[array[int]]) -> Array:
+    """All blocks of all tables, int32."""
+    return np.frombuffer(bytearray().join(tables), dtype=np.int32)

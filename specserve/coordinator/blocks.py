@@ -1,11 +1,19 @@
 """KV blocks of one model: paging, sharing by reference, and rewind over any number of blocks.
 
-A table is a request's list of block ids in order; block i covers positions [i·block_tokens, (i+1)·block_tokens).
+A table is a request's block ids in order; block i covers positions [i·block_tokens, (i+1)·block_tokens). Tables are
+arrays of machine integers, so that a message takes the tables of all rows in as many copies, not number by number.
 """
 
 from __future__ import annotations
 
+from array import array
+
 from specserve.coordinator.refcounts import RefcountPool
+
+
+def empty_table() -> array[int]:
+    """A table without blocks."""
+    return array("i")
 
 
 class BlockPool(RefcountPool):
@@ -19,9 +27,9 @@ class BlockPool(RefcountPool):
         """Blocks that cover this many positions."""
         return -(-positions // self.block_tokens)
 
-    def cover(self, table: list[int], positions: int) -> bool:
+    def cover(self, table: array[int], positions: int) -> bool:
         """Grow a table until it covers `positions`. False, and nothing changed, when too few blocks are free."""
-        missing = self.needed(positions) - len(table)
+        missing = -(-positions // self.block_tokens) - len(table)
         if missing <= 0:
             return True
         if missing > self.free_count:
@@ -29,23 +37,33 @@ class BlockPool(RefcountPool):
         table.extend(self.alloc(missing))
         return True
 
-    def rewind(self, table: list[int], positions: int) -> list[int]:
+    def trim(self, table: array[int], positions: int) -> list[int]:
+        """Shrink a table to what `positions` need; returns the blocks that it no longer names, tail first.
+
+        Their references are the caller's to give back, for many tables in one go.
+        """
+        keep = -(-positions // self.block_tokens)
+        if keep >= len(table):
+            return []
+        surplus = list(table[keep:])
+        surplus.reverse()
+        del table[keep:]
+        return surplus
+
+    def rewind(self, table: array[int], positions: int) -> list[int]:
         """Shrink a table to what `positions` need; returns the blocks that became free, tail first.
 
         A block that others share only loses this table's reference. `rewind.rewind_kv_cache` does the same to many
         tables that are arrays.
         """
-        keep = self.needed(positions)
-        surplus = table[keep:][::-1]
-        del table[keep:]
-        return self.free(surplus) if surplus else []
+        return self.free(self.trim(table, positions))
 
-    def fork(self, table: list[int], positions: int) -> list[int]:
+    def fork(self, table: array[int], positions: int) -> array[int]:
         """A second table over the same full blocks of the first `positions`; a last partial block is not shared."""
         shared = table[: positions // self.block_tokens]
         self.retain(shared)
-        return list(shared)
+        return shared
 
-    def clear(self, table: list[int]) -> None:
+    def clear(self, table: array[int]) -> None:
         """Give back every block of a table."""
         self.rewind(table, 0)

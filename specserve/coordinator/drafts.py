@@ -1,7 +1,7 @@
 """Where drafts come from, as the engine sees it: a draft worker, a model-free guesser, or nowhere.
 
 Each source is asked once per round (`begin`), may need waiting for, and is told what was committed and forgotten.
-Drafts land in the requests' tries; the engine reads chains from there and knows nothing else.
+Drafts land in the requests' chains; the engine reads them there and knows nothing else.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specserve.coordinator.batches import CheckedRow
+from specserve.coordinator.chain import NOTHING, Chain
+from specserve.coordinator.commits import Commit
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
-from specserve.coordinator.trie import NO_SLOT, ROOT, Nodes
 
 
 class Guesser(Protocol):
@@ -46,12 +47,16 @@ class DraftSource(Protocol):
         """The verifier has begun with these rows; what may follow can be drafted meanwhile."""
         ...
 
-    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
-        """These tokens, a due row's verdict in full, were just appended to the request."""
+    def committed(self, commits: Sequence[Commit]) -> None:
+        """The tokens of these were just appended to their requests, which go on: each a due row's verdict in full."""
         ...
 
     def settled(self, now_s: float) -> None:
-        """The verifier's round is over, and every request of it was told of its tokens."""
+        """The verifier's round is over, and what it committed was told."""
+        ...
+
+    def tidy(self) -> None:
+        """The verifier is busy, or there is nothing for it to do: time for what nobody waits for."""
         ...
 
     def forget(self, state: RequestState) -> None:
@@ -74,13 +79,14 @@ class NoDrafts:
     def settled(self, now_s: float) -> None:
         """Nothing was drafted ahead."""
 
-    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
-        """Whatever a lost worker had drafted still in the trie follows the commit."""
-        state.trie.advance(tokens)
+    def tidy(self) -> None:
+        """Nothing was put off."""
+
+    def committed(self, commits: Sequence[Commit]) -> None:
+        """Nobody listens."""
 
     def forget(self, state: RequestState) -> None:
-        """Drop what a lost worker may have left."""
-        state.trie.clear()
+        """Nothing is held."""
 
 
 class GuesserDrafts:
@@ -91,7 +97,7 @@ class GuesserDrafts:
         self._known: set[int] = set()
 
     def begin(self, rows: list[TargetRow]) -> bool:
-        """Put each due row's guess into its trie."""
+        """Put each due row's guess into its chain."""
         for row in rows:
             if row.depth > 0:
                 self._guess(row)
@@ -103,12 +109,7 @@ class GuesserDrafts:
             self._guesser.open(state.row, state.tokens)
             self._known.add(state.row)
         tokens = self._guesser.guess(state.row, row.depth)[: row.depth]
-        state.trie.clear()
-        if tokens:
-            n = len(tokens)
-            state.trie.append(
-                Nodes(tokens, list(range(ROOT, n - 1)), [NO_SLOT] * n, fed=[False] * n, sampled=[True] * n)
-            )
+        state.chain = Chain(tokens) if tokens else NOTHING
 
     def ahead(self, rows: list[CheckedRow], now_s: float) -> None:
         """Guesses cost nothing at the moment they are needed."""
@@ -116,15 +117,20 @@ class GuesserDrafts:
     def settled(self, now_s: float) -> None:
         """Nothing was drafted ahead."""
 
-    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
+    def tidy(self) -> None:
+        """Nothing was put off."""
+
+    def committed(self, commits: Sequence[Commit]) -> None:
         """Guesses look at all committed tokens."""
-        state.trie.clear()
-        if state.row in self._known:
-            self._guesser.extend(state.row, tokens)
+        for commit in commits:
+            state = commit.state
+            state.chain = NOTHING
+            if state.row in self._known:
+                self._guesser.extend(state.row, commit.tokens)
 
     def forget(self, state: RequestState) -> None:
         """Close the row; a preempted request is opened anew."""
-        state.trie.clear()
+        state.chain = NOTHING
         if state.row in self._known:
             self._known.discard(state.row)
             self._guesser.close(state.row)

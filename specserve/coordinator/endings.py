@@ -24,6 +24,13 @@ class Cut:
     stop_reason: int | str | None = None
 
 
+def goes_on(state: RequestState, emitted: Sequence[int], context_length: int) -> bool:
+    """Nothing in these tokens can end the answer: a glance that spares most rounds of most requests the scan."""
+    length = len(state.tokens) + len(emitted)
+    short = length < state.longest and length < context_length
+    return short and state.stop_scan is None and state.end_tokens.isdisjoint(emitted)
+
+
 def cut(state: RequestState, emitted: Sequence[int], end_tokens: frozenset[int], context_length: int) -> Cut:
     """Find the end of the answer in `emitted`, if it is there. Advances the state's stop scan over what is kept."""
     room = min(state.tokens_left, context_length - len(state.tokens))

@@ -18,22 +18,22 @@ from dataclasses import replace
 from specserve.config import Config
 from specserve.coordinator.admission import check_request
 from specserve.coordinator.ahead import AheadDrafts
-from specserve.coordinator.batches import CheckedRow, open_message, verify_message
+from specserve.coordinator.batches import CheckedRow, verify_message
 from specserve.coordinator.blocks import BlockPool
+from specserve.coordinator.chain import NOTHING
+from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
-from specserve.coordinator.endings import cut
 from specserve.coordinator.limits import check_limits
-from specserve.coordinator.logprobs import RowScores
-from specserve.coordinator.requests import RequestState, Stage, StopScan
-from specserve.coordinator.rounds import Round, Tally
+from specserve.coordinator.outbox import Outbox, Sink
+from specserve.coordinator.requests import RequestState, Stage, admitted
+from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
 from specserve.coordinator.slots import SlotPool
-from specserve.coordinator.trie import NO_SLOT, Trie
+from specserve.coordinator.verifier_link import VerifierLink
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource
 from specserve.errors import (
-    ChannelError,
     InvalidField,
     Overloaded,
     PoolError,
@@ -43,9 +43,9 @@ from specserve.errors import (
     VerifierLost,
 )
 from specserve.metrics import EngineMetrics
-from specserve.text import Detokenizer, StopText, Tokenizer
+from specserve.text import Tokenizer
 from specserve.transport import Arrived, Channel, PeerLost
-from specserve.transport.messages import Cannot, Close, Failed, Message, Verdict
+from specserve.transport.messages import Cannot, Failed, Message, Verdict
 from specserve.types import (
     Delta,
     Failure,
@@ -53,16 +53,11 @@ from specserve.types import (
     Health,
     PoolLevels,
     Request,
-    RoundStats,
     RowId,
-    TokenLogprob,
     WorkerInfo,
 )
 
 log = logging.getLogger(__name__)
-
-Sink = Callable[[str, tuple[Delta, ...]], None]
-"""Takes all deltas of one owner since the last flush."""
 
 
 class Engine:
@@ -92,10 +87,7 @@ class Engine:
         self._metrics = metrics
         self._sink = sink
         self._clock = clock
-        self._verifier: Channel | None = verifier
-        self._verifier_life = life
-        self._verifier_broken = False  # its channel refused a message
-        self._lost_since_s: float | None = None
+        self._verifier = VerifierLink(verifier, life, config.engine.rule)
         self._slots = SlotPool(config.engine.slot_count)
         self._blocks = BlockPool(target.blocks, target.block_tokens)
         self._policy = FixedDepth(config.engine.depth, target.context_length, None)
@@ -104,15 +96,14 @@ class Engine:
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
         self._states: dict[str, RequestState] = {}
-        self._by_row: dict[int, RequestState] = {}
-        self._outbox: dict[str, list[Delta]] = {}
+        self._outbox = Outbox(metrics)
+        self._committer = Committer(target, tokenizer, self._blocks, metrics, clock, self._end)
         self._next_row = 0
         self._planned: list[TargetRow] | None = None  # rows that wait for the draft
         self._draft_deadline_s = 0.0
         self._round: Round | None = None  # rows that the verifier is computing
         self._round_number = 0
         self._round_began_s = 0.0
-        self._unrecorded: RoundStats | None = None  # the last round's numbers, not yet in the metrics
         self._shown_levels: PoolLevels | None = None
         self._last_end_s: float | None = None  # end of the last round while there was always work
         self._draining = False
@@ -133,23 +124,8 @@ class Engine:
             raise
         row = RowId(self._next_row)
         self._next_row += 1
-        end_tokens = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
-            end_tokens |= self._end_tokens
-        scan = StopScan(Detokenizer(self._tokenizer), StopText(request.stop)) if request.stop else None
-        state = RequestState(
-            row=row,
-            request=request,
-            owner=owner,
-            trie=Trie(self._slots),
-            arrived_s=self._clock(),
-            tokens=list(request.prompt),
-            stop_scan=scan,
-            end_tokens=end_tokens,
-            prompt_scores=[] if request.prompt_logprobs is None else [TokenLogprob(request.prompt[0], None)],
-        )
+        state = admitted(row, request, owner, self._tokenizer, self._clock())
         self._states[request.id] = state
-        self._by_row[row] = state
         self._scheduler.waiting.append(state)
 
     def _check_request(self, request: Request) -> None:
@@ -178,12 +154,12 @@ class Engine:
     def abandon(self, reason: str) -> None:
         """The books can no longer be trusted: tell every client, touch no pool, and serve nobody from now on."""
         self._dead = reason
+        self._outbox.forget_round()
         failure = Failure(500, SpecserveError.code, reason)
         for state in self._states.values():
             delta = Delta(state.request.id, (), finish="error", stats=state.stats(self._clock()), failure=failure)
-            self._outbox.setdefault(state.owner, []).append(delta)
+            self._outbox.put(state.owner, delta)
         self._states.clear()
-        self._by_row.clear()
 
     def drain(self) -> None:
         """Take no new requests; those admitted go on."""
@@ -198,7 +174,7 @@ class Engine:
 
     def receive(self, item: Arrived | PeerLost) -> None:
         """Take in what a worker sent, or that it is gone. Old lives and impossible messages are dropped, counted."""
-        life = self._verifier_life if item.peer == "target" else self._draft_life
+        life = self._verifier.life if item.peer == "target" else self._draft_life
         if item.life != life or self._dead is not None:
             self._metrics.dropped("old_life")
             return
@@ -253,8 +229,8 @@ class Engine:
         )
         if broken:
             self._lose("draft")
-        if self._verifier_broken:
-            self._verifier_broken = False
+        if self._verifier.broken:
+            self._verifier.broken = False
             self._lose("target")
             broken = True
         return broken
@@ -272,7 +248,7 @@ class Engine:
                 self._metrics.dropped("draft_wait")
             if self._verify(rows):
                 return
-        if self._verifier is None:
+        if not self._verifier.up:
             self._give_up_on_verifier()
             return
         self._plan()
@@ -297,47 +273,46 @@ class Engine:
             self._verify(rows)
 
     def _verify(self, rows: list[TargetRow]) -> bool:
-        """Send the rows that are still wanted, each with the chain that its trie holds now. False when none is."""
-        if self._verifier is None:
+        """Send the rows that are still wanted, each with the chain that is drafted for it now. False when none is."""
+        if not self._verifier.up:
             return False
-        checked = []
-        for row in rows:
-            if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start:
-                chain = row.state.trie.chain(row.depth) if row.due else []
-                checked.append(CheckedRow(row, row.state.epoch, len(row.state.tokens), chain))
+        checked = [
+            CheckedRow(
+                row.state,
+                row.state.epoch,
+                row.start,
+                row.feed,
+                row.due,
+                len(row.state.tokens),
+                row.state.chain.first(row.depth) if row.due else NOTHING,
+            )
+            for row in rows
+            if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start
+        ]
         if not checked:
             return False
         self._round_number += 1
-        self._round = Round(self._round_number, checked, self._round_began_s)
         for entry in checked:
-            state = entry.row.state
-            state.in_flight = True
-            self._slots.retain(self._slots_of(entry))
-            if state.target_opened != (self._verifier_life, entry.epoch):
-                state.target_opened = (self._verifier_life, entry.epoch)
-                self._send_target(open_message(state, self._config.rule))
-        self._send_target(verify_message(self._round_number, checked))
+            self._verifier.open(entry.state)
+        sent = verify_message(self._round_number, checked)
+        self._verifier.send(sent)
+        self._hold(Round(sent, checked, [slot for entry in checked for slot in entry.chain.slots], self._round_began_s))
         self._drafts.ahead(checked, self._clock())  # only now: the target is what everybody waits for
         return True
 
-    def _send_target(self, message: Message) -> None:
-        if self._verifier is None:
-            return
-        try:
-            self._verifier.send(message)
-        except ChannelError:
-            self._verifier_broken = True
-
-    @staticmethod
-    def _slots_of(entry: CheckedRow) -> list[int]:
-        return [link.slot for link in entry.chain if link.slot != NO_SLOT]
+    def _hold(self, current: Round) -> None:
+        """The round is in flight: what it names is kept until it is over."""
+        self._round = current
+        self._slots.retain(current.slots)
+        for entry in current.rows:
+            entry.state.in_flight = True
 
     def _close_round(self, current: Round) -> None:
         """Drop the batch's own references; release requests that ended while it was computed."""
         self._round = None
+        self._slots.free(current.slots)
         for entry in current.rows:
-            self._slots.free(self._slots_of(entry))
-            state = entry.row.state
+            state = entry.state
             state.in_flight = False
             if state.stage is Stage.ENDED:
                 self._release_target(state)
@@ -347,74 +322,17 @@ class Engine:
         if current is None or verdict.round != current.number:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
-        for entry in current.rows:
-            entry.row.state.suspect = False
         scores = current.scores(verdict)
+        self._outbox.book()
         self._close_round(current)
-        tally = Tally()
-        for entry, kept, token, (logprobs, prompt_logprobs) in zip(
-            current.rows, verdict.kept.tolist(), verdict.next.tolist(), scores, strict=True
-        ):
-            state = entry.row.state
-            if state.stage is not Stage.RUNNING or state.epoch != entry.epoch:
-                self._metrics.wasted("cancelled", len(entry.chain))
-                continue
-            if prompt_logprobs:
-                state.score_prompt(entry.row.start + 1, prompt_logprobs)
-            if entry.row.due:
-                self._commit_row(entry, kept, token, logprobs, tally)
-            else:
-                state.target_cached = entry.row.start + entry.row.feed
-        self._finish_round(current, verdict, tally)
-
-    def _commit_row(self, entry: CheckedRow, kept: int, token: int, logprobs: RowScores, tally: Tally) -> None:
-        state = entry.row.state
-        offered = len(entry.chain)
-        emitted = entry.emitted(kept, token)
-        try:
-            ending = cut(state, emitted, self._end_tokens, self._target.context_length)
-        except Exception as error:  # text is the request's own affair: what its stop texts provoke ends it alone
-            log.exception("cannot look for the end of an answer")
-            self._end(state, "error", failure=Failure(500, "internal_error", f"{type(error).__name__}: {error}"))
-            return
-        tokens = emitted[: ending.length]
-        committed_kept = min(kept, ending.length)
-        state.count_round(offered, committed_kept)
-        tally.add(offered, committed_kept, ending.length - committed_kept)
-        self._metrics.wasted("rejected", offered - kept)
-        self._metrics.wasted("stop", kept - committed_kept)
-        state.tokens.extend(tokens)
-        if state.first_token_s is None and tokens:
-            state.first_token_s = self._clock()
-        made = Delta(
-            state.request.id,
-            tuple(tokens),
-            committed_kept,
-            offered,
-            stop_reason=ending.stop_reason,
-            logprobs=logprobs[: ending.length],
-            prompt_logprobs=state.report_prompt(),
-        )
-        if ending.finish is None:
-            state.target_cached = len(state.tokens) - 1
-            self._blocks.rewind(state.target_table, state.target_cached)
-            self._drafts.committed(state, tokens)
-            self._emit(state, made)
-        else:
-            state.target_cached = entry.row.start + entry.row.feed
-            self._end(state, ending.finish, made)
-
-    @property
-    def _end_tokens(self) -> frozenset[int]:
-        return self._tokenizer.end_tokens
-
-    def _finish_round(self, current: Round, verdict: Verdict, tally: Tally) -> None:
+        commits = self._committer.apply(current, verdict, scores)
+        self._drafts.committed([commit for commit in commits if commit.finish is None])
         now = self._clock()
         self._drafts.settled(now)
         draft_busy = 0.0
         if isinstance(self._drafts, WorkerSource):
             draft_busy, self._drafts.link.busy_s = self._drafts.link.busy_s, 0.0
-        self._unrecorded = current.stats(verdict, tally, draft_busy, now)
+        self._outbox.put_off(Verdicts(current, verdict, commits, now, draft_busy))
         self._last_end_s = now
 
     def _fail_rows(self, failure: Failed) -> None:
@@ -428,7 +346,7 @@ class Engine:
         named = set(failure.rows.tolist())
         self._close_round(current)
         for entry in current.rows:
-            state = entry.row.state
+            state = entry.state
             if state.stage is not Stage.RUNNING:
                 continue
             if state.row in named or (not named and state.suspect):
@@ -446,7 +364,7 @@ class Engine:
         self._close_round(current)
         self._metrics.refilled(len(covered))
         for entry in current.rows:
-            state = entry.row.state
+            state = entry.state
             if state.row in covered and state.stage is Stage.RUNNING and state.epoch == entry.epoch:
                 state.target_cached = covered[state.row]
                 if state.request.family is not None:  # blocks that siblings may hold are not to be written again
@@ -469,23 +387,21 @@ class Engine:
         """
         if state.stage is Stage.ENDED:
             return
+        self._outbox.book()  # what came before comes first
         self._scheduler.bequeath(state)
         self._scheduler.remove(state)
         del self._states[state.request.id]
-        del self._by_row[state.row]
         self._drafts.forget(state)
         if not state.in_flight:
             self._release_target(state)
         stats = state.stats(self._clock())
         self._metrics.ended(finish, stats)
         last = Delta(state.request.id, ()) if made is None else made
-        self._emit(state, replace(last, finish=finish, stats=stats, failure=failure))
+        self._outbox.put(state.owner, replace(last, finish=finish, stats=stats, failure=failure))
 
     def _release_target(self, state: RequestState) -> None:
         self._blocks.clear(state.target_table)
-        if state.target_opened is not None and state.target_opened[0] == self._verifier_life:
-            state.target_opened = None
-            self._send_target(Close(state.row))
+        self._verifier.close(state)
 
     def _preempted(self, state: RequestState) -> None:
         """The scheduler took this request's place away: void its caches; its committed tokens refill it later."""
@@ -495,24 +411,23 @@ class Engine:
         self._drafts.forget(state)
         self._metrics.preempted()
 
-    def _emit(self, state: RequestState, delta: Delta) -> None:
-        self._outbox.setdefault(state.owner, []).append(delta)
-
     def refuse(self, owner: str, delta: Delta) -> None:
         """Tell an owner that its request was never admitted."""
-        self._outbox.setdefault(owner, []).append(delta)
+        self._outbox.put(owner, delta)
 
     def flush(self) -> None:
         """Hand every owner its deltas since the last flush, in one go each, and book the round.
 
         Called after `advance`, so that this happens while the workers compute.
         """
-        outbox, self._outbox = self._outbox, {}
-        for owner, deltas in outbox.items():
-            self._sink(owner, tuple(deltas))
-        if self._unrecorded is not None:
-            self._metrics.round(self._unrecorded)
-            self._unrecorded = None
+        booked = self._outbox.book()
+        self._outbox.hand_over(self._sink)
+        if self._dead is None:
+            self._drafts.tidy()
+        if booked or self._round is None:
+            self._show_levels()
+
+    def _show_levels(self) -> None:
         levels = self.levels()
         if levels != self._shown_levels:
             self._metrics.levels(levels)
@@ -523,7 +438,7 @@ class Engine:
     def attach(self, role: str, channel: Channel, life: int, info: WorkerInfo) -> None:
         """A worker (re)joins with a new life; what it lacks is fed in the following rounds."""
         if role == "target":
-            if self._verifier is not None:
+            if self._verifier.up:
                 self._lose("target")
             check_limits(self._config, info, None)
             if info.blocks != self._target.blocks:
@@ -531,8 +446,7 @@ class Engine:
                     f"the restarted verifier has {info.blocks} blocks, the one before had {self._target.blocks}; "
                     f"set target.kv_blocks so that they agree"
                 )
-            self._verifier, self._verifier_life = channel, life
-            self._lost_since_s = None
+            self._verifier.join(channel, life)
             self._metrics.worker("target", True)
         else:
             self._lose("draft")
@@ -561,10 +475,9 @@ class Engine:
 
     def _lose_verifier(self) -> None:
         """Its KV is void: every request waits, bounded, and is refilled from its committed tokens."""
-        if self._verifier is None:
+        if not self._verifier.up:
             return
-        verifier, self._verifier = self._verifier, None
-        self._lost_since_s = self._clock()
+        self._verifier.lose(self._clock())
         self._metrics.worker("target", False)
         if self._round is not None:
             self._close_round(self._round)
@@ -574,10 +487,10 @@ class Engine:
             state.target_cached = 0
             state.target_opened = None
             self._blocks.clear(state.target_table)
-        verifier.close()
 
     def _give_up_on_verifier(self) -> None:
-        if self._lost_since_s is None or self._clock() < self._lost_since_s + self._config.recovery_wait_s:
+        since = self._verifier.lost_since_s
+        if since is None or self._clock() < since + self._config.recovery_wait_s:
             return
         error = VerifierLost(f"the verifier did not come back within {self._config.recovery_wait_s:g} s")
         for state in list(self._states.values()):
@@ -593,8 +506,8 @@ class Engine:
         deadlines = []
         if self._planned is not None and self._round is None:
             deadlines.append(self._draft_deadline_s)
-        if self._verifier is None and self._lost_since_s is not None and self._states:
-            deadlines.append(self._lost_since_s + self._config.recovery_wait_s)
+        if self._verifier.lost_since_s is not None and self._states:
+            deadlines.append(self._verifier.lost_since_s + self._config.recovery_wait_s)
         if isinstance(self._drafts, WorkerSource) and self._drafts.overdue_s is not None:
             deadlines.append(self._drafts.overdue_s)
         return min(deadlines, default=None)
@@ -623,7 +536,7 @@ class Engine:
             return Health("dead", self._dead, running, waiting)
         if self._draining:
             return Health("draining", "", running, waiting)
-        if self._verifier is None:
+        if not self._verifier.up:
             return Health("starting", "the verifier is being restarted", running, waiting)
         if self._expects_drafts and not self._speculating:
             return Health("degraded", "speculation is off: the draft worker is away", running, waiting)

@@ -8,7 +8,9 @@ measured, and each outcome stands for itself.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
 
 _FORGET = 0.998
 """Weight of an observation after one more."""
@@ -24,22 +26,31 @@ class _Share:
     def __init__(self, prior: float) -> None:
         self._hits, self._total = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
 
-    def observe(self, happened: bool) -> None:
-        self._hits = self._hits * _FORGET + happened
-        self._total = self._total * _FORGET + 1.0
+    def observe(self, hits: int, total: int) -> None:
+        """It happened in `hits` of `total` new cases."""
+        kept = _FORGET**total
+        self._hits = self._hits * kept + hits
+        self._total = self._total * kept + total
 
     @property
     def value(self) -> float:
         return self._hits / self._total
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """So many chain tokens kept, and a next token of this rank in the draft's own dist there."""
 
     kept: int
     rank: int
     probability: float
+
+
+class Guess(NamedTuple):
+    """A next token that was guessed behind a whole kept chain, or in the place of a refused draft, by its rank."""
+
+    whole_chain: bool
+    rank: int
+    right: bool
 
 
 class OutcomeOdds:
@@ -62,17 +73,22 @@ class OutcomeOdds:
         while len(self._accept) < length:
             self._accept.append(_Share(self._accept[-1].value if self._accept else 0.7))
 
-    def observe_chain(self, offered: int, kept: int) -> None:
-        """A chain of `offered` tokens was checked and `kept` of them confirmed."""
-        self._grow(offered)
-        for position in range(min(kept + 1, offered)):
-            self._accept[position].observe(position < kept)
+    def observe_chains(self, checked: Iterable[tuple[int, int]]) -> None:
+        """Chains were checked: so many tokens were offered, and the first so many of them confirmed."""
+        reached, confirmed = Counter[int](), Counter[int]()
+        for (offered, kept), times in Counter(checked).items():
+            for position in range(min(kept + 1, offered)):
+                reached[position] += times
+                confirmed[position] += times * (position < kept)
+        self._grow(max(reached, default=-1) + 1)
+        for position, total in reached.items():
+            self._accept[position].observe(confirmed[position], total)
 
-    def observe_ranks(self, whole_chain: bool, tried: list[int], rank: int | None) -> None:
-        """The next token was the guess of this rank (None: none of those that were tried there)."""
-        shares = self._bonuses if whole_chain else self._corrections
-        for each in tried:
-            shares[each].observe(each == rank)
+    def observe_guesses(self, guesses: Iterable[Guess]) -> None:
+        """Next tokens were guessed."""
+        for (whole_chain, rank, right), times in Counter(guesses).items():
+            shares = self._bonuses if whole_chain else self._corrections
+            shares[rank].observe(times * right, times)
 
     def forget_plans(self) -> None:
         """What was observed since counts from the next `likeliest` on."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from specserve.coordinator.trie import Trie
-from specserve.text import Detokenizer, StopText
+from specserve.coordinator.blocks import empty_table
+from specserve.coordinator.chain import NOTHING, Chain
+from specserve.text import Detokenizer, StopText, Tokenizer
 from specserve.types import Request, RequestStats, RowId, TokenLogprob
 
 
@@ -39,7 +41,6 @@ class RequestState:
     row: RowId
     request: Request
     owner: str
-    trie: Trie
     arrived_s: float
     tokens: list[int]
     stop_scan: StopScan | None
@@ -48,8 +49,9 @@ class RequestState:
     epoch: int = 0
     target_cached: int = 0
     draft_cached: int = 0
-    target_table: list[int] = field(default_factory=list)
-    draft_table: list[int] = field(default_factory=list)
+    target_table: array[int] = field(default_factory=empty_table)
+    draft_table: array[int] = field(default_factory=empty_table)
+    chain: Chain = NOTHING  # drafted behind the newest token
     target_opened: tuple[int, int] | None = None  # (life, epoch) that the verifier was told of
     draft_opened: tuple[int, int] | None = None
     draft_known: int = 0  # committed tokens that the draft worker was told of, by `Open` or by a plan ahead
@@ -63,6 +65,12 @@ class RequestState:
     histogram: list[int] = field(default_factory=list)
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the first prompt tokens, until reported
     prompt_scored: int = 1  # nothing precedes the first token
+    longest: int = field(init=False)  # tokens when max_tokens are used up
+    scored: bool = field(init=False)  # log-probabilities were asked for
+
+    def __post_init__(self) -> None:
+        self.scored = self.request.logprobs is not None or self.request.prompt_logprobs is not None
+        self.longest = len(self.request.prompt) + self.request.max_tokens
 
     @property
     def generated(self) -> int:
@@ -72,7 +80,7 @@ class RequestState:
     @property
     def tokens_left(self) -> int:
         """Tokens that max_tokens still allows."""
-        return self.request.max_tokens - self.generated
+        return self.longest - len(self.tokens)
 
     @property
     def decoding(self) -> bool:
@@ -90,8 +98,11 @@ class RequestState:
         scores, self.prompt_scores = tuple(self.prompt_scores), []
         return scores
 
-    def count_round(self, offered: int, kept: int) -> None:
-        """Book one round that made tokens."""
+    def take(self, tokens: Sequence[int], offered: int, kept: int, clock: Callable[[], float]) -> None:
+        """Commit tokens, which a round made with `kept` of `offered` drafts."""
+        self.tokens += tokens
+        if self.first_token_s is None and tokens:
+            self.first_token_s = clock()
         self.rounds += 1
         self.drafted += offered
         self.kept += kept
@@ -114,3 +125,20 @@ class RequestState:
             first_token_s=first - self.arrived_s,
             total_s=now_s - self.arrived_s,
         )
+
+
+def admitted(row: RowId, request: Request, owner: str, tokenizer: Tokenizer, now_s: float) -> RequestState:
+    """The state of a request that has just come in."""
+    end_tokens = frozenset(request.stop_token_ids)
+    if not request.ignore_eos:
+        end_tokens |= tokenizer.end_tokens
+    return RequestState(
+        row=row,
+        request=request,
+        owner=owner,
+        arrived_s=now_s,
+        tokens=list(request.prompt),
+        stop_scan=StopScan(Detokenizer(tokenizer), StopText(request.stop)) if request.stop else None,
+        end_tokens=end_tokens,
+        prompt_scores=[] if request.prompt_logprobs is None else [TokenLogprob(request.prompt[0], None)],
+    )

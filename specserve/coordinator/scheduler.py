@@ -20,17 +20,16 @@ from specserve.coordinator.sharing import shareable, siblings
 
 @dataclass(slots=True)
 class TargetRow:
-    """One request's share of a target forward: tokens[start : start + feed] and, when due, up to `depth` drafts."""
+    """One request's share of a target forward: tokens[start : start + feed] and, when due, up to `depth` drafts.
+
+    due: the feed ends at the newest committed token.
+    """
 
     state: RequestState
     start: int
     feed: int
     depth: int
-
-    @property
-    def due(self) -> bool:
-        """The feed ends at the newest committed token."""
-        return self.start + self.feed == len(self.state.tokens)
+    due: bool
 
 
 class Scheduler:
@@ -52,6 +51,8 @@ class Scheduler:
 
     def admit(self, now_s: float) -> None:
         """Move requests from the queue to running, first come first served, while rows and blocks allow."""
+        if not self.waiting:
+            return
         promised = sum(self._missing(state) for state in self.running if not state.decoding)
         while self.waiting and len(self.running) < self._config.max_requests:
             state = self.waiting[0]
@@ -130,14 +131,14 @@ class Scheduler:
             depth = 0
             if not self._make_room(state, length):
                 return
-        rows.append(TargetRow(state, state.target_cached, 1, depth))
+        rows.append(TargetRow(state, state.target_cached, 1, depth, True))
 
     def _add_feed(self, rows: list[TargetRow], state: RequestState, budget: int) -> int:
         lacking = len(state.tokens) - state.target_cached
         feed = min(budget, lacking)
         if not self._make_room(state, state.target_cached + feed):
             return 0
-        rows.append(TargetRow(state, state.target_cached, feed, 0))
+        rows.append(TargetRow(state, state.target_cached, feed, 0, feed == lacking))
         return feed
 
     def _make_room(self, state: RequestState, positions: int) -> bool:

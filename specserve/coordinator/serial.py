@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from specserve.coordinator.batches import CheckedRow, DraftRow, plan_message
+from specserve.coordinator.chain import NOTHING, Chain
+from specserve.coordinator.commits import Commit
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
-from specserve.coordinator.trie import Nodes
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promise
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, Push
@@ -48,7 +51,7 @@ class SerialDrafts(WorkerSource):
         """Send one plan that feeds what the draft lacks and drafts for the due rows."""
         if self._plan is not None:  # the last plan is late: this round goes on without drafts
             for row in rows:
-                row.depth = min(row.depth, len(row.state.trie))
+                row.depth = min(row.depth, len(row.state.chain))
             return False
         planned = self._plan_rows(rows)
         if not planned:
@@ -64,6 +67,9 @@ class SerialDrafts(WorkerSource):
 
     def settled(self, now_s: float) -> None:
         """Nothing was drafted ahead."""
+
+    def tidy(self) -> None:
+        """Nothing was put off."""
 
     # ---- planning
 
@@ -88,10 +94,10 @@ class SerialDrafts(WorkerSource):
         self.link.share(state, among)
         end = min(row.start + row.feed, self.link.context)
         lacking = end - state.draft_cached
-        if lacking == 0 and len(state.trie):  # drafted already, for a round that the verifier did not compute
-            row.depth = min(row.depth, len(state.trie))
+        if lacking == 0 and state.chain.tokens:  # drafted already, for a round that the verifier did not compute
+            row.depth = min(row.depth, len(state.chain))
             return None
-        state.trie.clear()  # at R = 0 every round drafts afresh from the newest token
+        self.link.put_chain(state, NOTHING)  # at R = 0 every round drafts afresh from the newest token
         feed = min(lacking, budget)
         if feed <= 0 or feed < lacking:
             row.depth = 0
@@ -107,7 +113,7 @@ class SerialDrafts(WorkerSource):
     # ---- answers
 
     def receive(self, message: Message, now_s: float) -> None:
-        """Put pushed nodes into the tries. Raises ProtocolError for a push that answers no plan of ours."""
+        """Hand pushed chains to their requests. Raises ProtocolError for a push that answers no plan of ours."""
         if not isinstance(message, Push):
             raise ProtocolError(f"the draft worker sent {type(message).__name__}")
         push, plan = message, self._plan
@@ -118,37 +124,26 @@ class SerialDrafts(WorkerSource):
         _check_chains(push, plan.rows)
         self._plan = None
         self.link.busy_s += push.busy_s
-        offset = 0
-        for index, row in enumerate(plan.rows):
-            count = int(push.chain_lengths[index])
-            self._take(push, row, index, offset, count)
-            offset += count
+        returned: list[int] = []
+        for row, chain, covered in zip(plan.rows, _chains(push, plan.rows), push.covered.tolist(), strict=True):
+            returned += row.slots[len(chain.tokens) :]
+            if not self._take(row, chain, covered):
+                returned += chain.slots
+        self.link.slots.free(returned)
         self._finish(plan)
 
-    def _take(self, push: Push, row: DraftRow, index: int, offset: int, count: int) -> None:
+    def _take(self, row: DraftRow, chain: Chain, cached: int) -> bool:
+        """Hand a chain to its request. False when it comes too late."""
         state = row.state
-        self.link.slots.free(row.slots[count:])
         if state.stage is not Stage.RUNNING or state.epoch != row.epoch:
-            self.link.slots.free(row.slots[:count])
-            self.link.metrics.dropped("stale_push", count)
-            return
-        state.draft_cached = int(push.covered[index])
+            self.link.metrics.dropped("stale_push", len(chain))
+            return False
+        state.draft_cached = cached
         if row.start + row.feed != len(state.tokens):
-            self.link.slots.free(row.slots[:count])  # the request moved on without this draft
-            self.link.metrics.dropped("late_push", count)
-            return
-        span = slice(offset, offset + count)
-        has_dists = push.dists.rows.shape[0] > 0
-        state.trie.append(
-            Nodes(
-                push.tokens[span].tolist(),
-                push.parents[span].tolist(),
-                row.slots[:count],
-                push.fed[span].tolist(),
-                push.sampled[span].tolist(),
-                [(push.dists, at) for at in range(offset, offset + count)] if has_dists else (),
-            )
-        )
+            self.link.metrics.dropped("late_push", len(chain))  # the request moved on without this draft
+            return False
+        self.link.put_chain(state, chain)
+        return True
 
     def failed(self, failure: Failed) -> None:
         """The plan in flight raised: its rows go on without drafts and are fed afresh."""
@@ -169,22 +164,26 @@ class SerialDrafts(WorkerSource):
 
     # ---- what the engine tells
 
-    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
-        """Follow the commit: drafted tokens that were kept and fed are already cached."""
-        before = len(state.tokens) - len(tokens)
-        current = state.draft_cached == before
-        fed = state.trie.advance(tokens)
-        state.trie.clear()  # at R = 0 what would survive is not kept: its KV past the commit goes with the rewind
-        if current:
-            # The newest token is fed once more even if it was drafted: the next draft is read off behind it.
-            state.draft_cached = min(state.draft_cached + fed, len(state.tokens) - 1)
-            if self._plan is None:
-                self.link.blocks.rewind(state.draft_table, state.draft_cached)
+    def committed(self, commits: Sequence[Commit]) -> None:
+        """Follow the commits: drafted tokens that were kept and fed are already cached."""
+        slots: list[int] = []
+        blocks: list[int] = []
+        for commit in commits:
+            state, before = commit.state, len(commit.state.tokens) - len(commit.tokens)
+            chain, state.chain = state.chain, NOTHING
+            slots += chain.slots
+            if state.draft_cached == before:
+                # The newest token is fed once more even if it was drafted: the next draft is read off behind it.
+                state.draft_cached = min(before + chain.fed_along(commit.tokens), len(state.tokens) - 1)
+                if self._plan is None:
+                    blocks += self.link.blocks.trim(state.draft_table, state.draft_cached)
+        self.link.slots.free(slots)
+        self.link.blocks.free(blocks)
 
     def forget(self, state: RequestState) -> None:
         """Release slots at once and blocks when nothing writes them any more."""
-        state.trie.clear()
         if self._plan is not None and any(row.state is state for row in self._plan.rows):
+            self.link.put_chain(state, NOTHING)
             self._plan.released.append(state)
         else:
             self.link.release(state)
@@ -196,6 +195,16 @@ class SerialDrafts(WorkerSource):
             for row in plan.rows:
                 self.link.slots.free(row.slots)
         self.link.close([*states, *([] if plan is None else plan.released)])
+
+
+def _chains(push: Push, rows: list[DraftRow]) -> list[Chain]:
+    """The chain of each row of a push that `_check_chains` let pass."""
+    ends = np.concatenate([[0], np.cumsum(push.chain_lengths)])
+    fed = np.diff(np.concatenate([[0], np.cumsum(push.fed)])[ends]).tolist()
+    tokens, bounds = push.tokens.tolist(), ends.tolist()
+    spans = zip(rows, bounds[:-1], bounds[1:], fed, strict=True)
+    dists = push.dists if len(push.dists.rows) else None
+    return [Chain(tokens[begin:end], row.slots[: end - begin], count, dists, begin) for row, begin, end, count in spans]
 
 
 def _check_chains(push: Push, rows: list[DraftRow]) -> None:
@@ -211,3 +220,7 @@ def _check_chains(push: Push, rows: list[DraftRow]) -> None:
     leased = [slot for length, row in zip(lengths, rows, strict=True) for slot in row.slots[:length]]
     if push.slots.tolist() != leased:
         raise ProtocolError(f"push for plan {push.plan} names slots that were not leased to it")
+    places = np.arange(total) - np.repeat(np.cumsum(push.chain_lengths) - push.chain_lengths, push.chain_lengths)
+    gaps = push.fed[1:] & ~push.fed[:-1] & (places[1:] > 0)
+    if (push.parents != places - 1).any() or not push.sampled.all() or gaps.any():
+        raise ProtocolError(f"push for plan {push.plan} is not made of sampled chains, each fed from its beginning")

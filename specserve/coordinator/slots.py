@@ -1,8 +1,8 @@
-"""Draft slots: places in the draft worker's workspace, one per drafted node whose dist may still be read.
+"""Draft slots: places in the draft worker's workspace, one per drafted token whose dist may still be read.
 
-The pool is bookkeeping only; the tensors live in the draft worker. A node in a trie holds one reference for its
-place, one for each live child, and one for each batch in flight that names it. Slots leased to a plan that has not
-been answered are held by that plan (`drafts.DraftRow`), so that losing the worker gives them back.
+The pool is bookkeeping only; the tensors live in the draft worker. A chain holds one reference to each of its slots,
+and so does each batch in flight that names it. Slots leased to a plan that has not been answered are held by that
+plan, so that losing the worker gives them back.
 """
 
 from __future__ import annotations

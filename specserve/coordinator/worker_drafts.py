@@ -9,6 +9,8 @@ from typing import Protocol
 from specserve.config import EngineConfig
 from specserve.coordinator.batches import CheckedRow, open_message
 from specserve.coordinator.blocks import BlockPool
+from specserve.coordinator.chain import NOTHING, Chain
+from specserve.coordinator.commits import Commit
 from specserve.coordinator.depth import FixedDepth
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
@@ -98,8 +100,15 @@ class WorkerLink:
         self.blocks.clear(state.draft_table)
         state.draft_cached = 0
 
+    def put_chain(self, state: RequestState, chain: Chain) -> None:
+        """Replace what is drafted for the request; the new chain's slots come with a reference each."""
+        if state.chain.slots:
+            self.slots.free(state.chain.slots)
+        state.chain = chain
+
     def release(self, state: RequestState) -> None:
         """The request is over, or begins anew."""
+        self.put_chain(state, NOTHING)
         self.drop_cache(state)
         if state.draft_opened is not None and state.draft_opened[0] == self.life:
             state.draft_opened = None
@@ -108,7 +117,7 @@ class WorkerLink:
     def close(self, states: Iterable[RequestState]) -> None:
         """The worker is gone, and with it what it held of these requests."""
         for state in states:
-            state.trie.clear()
+            self.put_chain(state, NOTHING)
             state.draft_opened = None
             self.drop_cache(state)
         self._channel.close()
@@ -149,11 +158,15 @@ class WorkerSource(ABC):
         """See `drafts.DraftSource`."""
 
     @abstractmethod
-    def committed(self, state: RequestState, tokens: Sequence[int]) -> None:
+    def committed(self, commits: Sequence[Commit]) -> None:
         """See `drafts.DraftSource`."""
 
     @abstractmethod
     def settled(self, now_s: float) -> None:
+        """See `drafts.DraftSource`."""
+
+    @abstractmethod
+    def tidy(self) -> None:
         """See `drafts.DraftSource`."""
 
     @abstractmethod

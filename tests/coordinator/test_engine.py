@@ -13,8 +13,6 @@ from specserve.coordinator.endings import cut
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.loop import Loop
 from specserve.coordinator.requests import RequestState, StopScan
-from specserve.coordinator.slots import SlotPool
-from specserve.coordinator.trie import Trie
 from specserve.errors import ConfigError, ContextLengthExceeded, InvalidField, Overloaded, Unavailable
 from specserve.text import Detokenizer, StopText
 from specserve.transport import Arrived, Mailbox
@@ -84,7 +82,7 @@ def ending(emitted, *, max_tokens=100, context=1000, stop=(), stop_ids=(), ignor
     request = Request(
         RequestId("a"), (1,), max_tokens, stop=stop, stop_token_ids=tuple(stop_ids), ignore_eos=ignore_eos
     )
-    state = RequestState(RowId(0), request, "me", Trie(SlotPool(1)), 0.0, [1], scan)
+    state = RequestState(RowId(0), request, "me", 0.0, [1], scan)
     result = cut(state, emitted, frozenset({END}), context)
     return (result.length, result.finish, result.stop_reason)
 

@@ -172,7 +172,7 @@ def test_branches_share_the_prompt_and_nothing_else(monkeypatch):
     def fork(self, table, positions):
         shared = table[: positions // self.block_tokens + 1]
         self.retain(shared)
-        return list(shared)
+        return shared
 
     monkeypatch.setattr(BlockPool, "fork", fork)
     assert not all(branches(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.slots import SlotPool
-from specserve.coordinator.trie import NO_SLOT, Nodes, Trie
-from specserve.errors import PoolError, ProtocolError
+from specserve.errors import PoolError
 
 
 def test_slots_come_last_freed_first():
@@ -157,121 +157,81 @@ def test_cover_is_all_or_nothing():
     assert pool.free_count == 0
 
 
-def chain(pool: SlotPool, tokens: list[int], parents: list[int]) -> Nodes:
-    n = len(tokens)
-    return Nodes(tokens, parents, pool.alloc(n), [True] * n, [True] * n)
-
-
-def test_a_chain_is_the_path_of_first_children():
-    """T3: of parents [−1, −1, 0, 0, 1] the first children are taken: node 0, then node 2."""
-    pool = SlotPool(8)
-    trie = Trie(pool)
-    trie.append(chain(pool, [10, 11, 12, 13, 14], [-1, -1, 0, 0, 1]))
-
-    assert [link.token for link in trie.chain(9)] == [10, 12]
-    assert [link.token for link in trie.chain(1)] == [10]
-
-
-def test_guesses_are_never_offered():
-    """Only sampled children may be offered to the target; a guess is matched by equality alone."""
-    pool = SlotPool(4)
-    trie = Trie(pool)
-    trie.append(Nodes([5, 6], [-1, -1], pool.alloc(2), [False] * 2, [False, True]))
-
-    assert [link.token for link in trie.chain(4)] == [6]
-    assert trie.advance([5]) == 0
-    assert pool.held_count == 0
-
-
-def test_advance_keeps_the_subtree_below_the_committed_path():
-    """A committed path cuts its edges at once; the surviving subtree is the next draft."""
-    pool = SlotPool(8)
-    trie = Trie(pool)
-    trie.append(chain(pool, [1, 2, 3, 9], [-1, 0, 1, 0]))
-
-    assert trie.advance([1, 2]) == 2
-    assert [link.token for link in trie.chain(9)] == [3]
-    assert pool.held_count == 1
-    assert trie.advance([4]) == 0
-    assert (len(trie), pool.held_count) == (0, 0)
-
-
-def test_advance_counts_only_nodes_whose_kv_was_written():
-    """T8 read with I2: the last drafted token was sampled but never fed."""
-    pool = SlotPool(8)
-    trie = Trie(pool)
-    trie.append(Nodes([1, 2, 3], [-1, 0, 1], pool.alloc(3), [True, True, False], [True] * 3))
-
-    assert trie.advance([1, 2, 3, 50]) == 2
-    assert pool.held_count == 0
-
-
-def test_a_parent_after_its_child_is_refused():
-    """A push with impossible links changes nothing."""
-    pool = SlotPool(4)
-    trie = Trie(pool)
-    with pytest.raises(ProtocolError):
-        trie.append(Nodes([1, 2], [1, -1], [0, 1], [True] * 2, [True] * 2))
-
-    assert len(trie) == 0
-
-
-class TrieMachine(RuleBasedStateMachine):
-    """Random appends, commits, batches in flight and clears against a plain model of nested paths."""
+class PoolMachine(RuleBasedStateMachine):
+    """Random calls, possible and impossible ones, against a plain count of references and a plain stack."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = SlotPool(40)
-        self.trie = Trie(self.pool)
-        self.paths: set[tuple[int, ...]] = set()
-        self.in_flight: list[list[int]] = []
+        self.pool = SlotPool(12)
+        self.free, self.counts = list(range(12)), [0] * 12
 
-    @rule(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=4, unique=True))
-    def append_siblings_with_children(self, tokens):
-        if self.paths or self.pool.free_count < 2 * len(tokens):
+    @rule(n=st.integers(0, 13), as_array=st.booleans())
+    def take(self, n, as_array):
+        if n > len(self.free):
+            with pytest.raises(PoolError):
+                self.pool.lease(n)
             return
-        parents = [-1] * len(tokens) + list(range(len(tokens)))
-        slots = self.pool.alloc(2 * len(tokens))
-        self.trie.append(Nodes(tokens + [7] * len(tokens), parents, slots, [True] * len(slots), [True] * len(slots)))
-        self.paths = {(token,) for token in tokens} | {(token, 7) for token in tokens}
+        expected = [self.free.pop() for _ in range(n)]
+        for place in expected:
+            self.counts[place] = 1
+        assert (self.pool.lease(n).tolist() if as_array else self.pool.alloc(n)) == expected
 
-    @rule(tokens=st.lists(st.sampled_from([0, 1, 2, 7]), min_size=1, max_size=3))
-    def commit(self, tokens):
-        path = tuple(tokens)
-        survivors = {
-            known[len(path) :] for known in self.paths if known[: len(path)] == path and len(known) > len(path)
-        }
-        self.trie.advance(tokens)
-        self.paths = survivors
+    @rule(places=st.lists(st.integers(-1, 12), max_size=6))
+    def retain(self, places):
+        if any(not 0 <= place < 12 or not self.counts[place] for place in places):
+            with pytest.raises(PoolError):
+                self.pool.retain(places)
+            return
+        self.pool.retain(places)
+        for place in places:
+            self.counts[place] += 1
 
-    @rule()
-    def send(self):
-        slots = [link.slot for link in self.trie.chain(4) if link.slot != NO_SLOT]
-        self.pool.retain(slots)
-        self.in_flight.append(slots)
+    @rule(places=st.lists(st.integers(-1, 12), max_size=6))
+    def give_back(self, places):
+        if any(not 0 <= place < 12 or self.counts[place] < places.count(place) for place in places):
+            with pytest.raises(PoolError):
+                self.pool.free(places)
+            return
+        for place in places:
+            self.counts[place] -= 1
+        released = [p for i, p in enumerate(places) if not self.counts[p] and p not in places[i + 1 :]]
+        assert self.pool.free(places) == released
+        self.free += released
 
-    @rule()
-    def answer(self):
-        if self.in_flight:
-            self.pool.free(self.in_flight.pop())
-
-    @rule()
-    def clear(self):
-        self.trie.clear()
-        self.paths = set()
+    @rule(places=st.lists(st.integers(0, 11), max_size=12))
+    def give_an_array_back(self, places):
+        if len(set(places)) < len(places) or not all(self.counts[place] for place in places):
+            with pytest.raises(PoolError):
+                self.pool.give_back(np.array(places, dtype=np.int64))
+            return
+        self.pool.give_back(np.array(places, dtype=np.int64))
+        for place in places:
+            self.counts[place] -= 1
+        self.free += [place for place in places if not self.counts[place]]
 
     @invariant()
-    def holders_add_up(self):
+    def counts_and_stack_agree(self):
         self.pool.check()
-        assert len(self.trie) == len(self.paths)
-        if not self.in_flight:
-            assert self.pool.held_count == len(self.paths)
-
-    def teardown(self):
-        self.trie.clear()
-        for slots in self.in_flight:
-            self.pool.free(slots)
-        assert self.pool.held_count == 0
+        assert [self.pool.count(place) for place in range(12)] == self.counts
+        assert self.pool.free_count == len(self.free)
 
 
-TestTrie = TrieMachine.TestCase
+TestPool = PoolMachine.TestCase
+
+
+@pytest.mark.parametrize("damage", ["a held id on the stack", "a negative count", "a lost id"])
+def test_check_notices_a_damaged_pool(damage):
+    """Every id is free or held, never both and never neither: each way of breaking that is found."""
+    pool = SlotPool(4)
+    pool.alloc(2)
+    pool.check()
+    match damage:
+        case "a held id on the stack":
+            pool._free[0] = 3
+        case "a negative count":
+            pool._counts[0] = -1
+        case _:
+            pool._free.pop()
+
+    with pytest.raises(PoolError):
+        pool.check()

@@ -1,0 +1,47 @@
+"""What is drafted for a request: a chain of tokens behind its last committed one.
+
+A chain is a value: it is replaced as a whole and never changed. Whoever puts it into a request's place owns one
+reference to each of its slots, and gives them back when the chain goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specserve.transport.messages import Dists
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """Drafted tokens in order, the first `fed` of which have their KV written.
+
+    slots are parallel to tokens, or empty: model-free speculators have none. Where the tokens were drawn, their dists
+    are the rows of `dists` from `row` on.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    fed: int = 0
+    dists: Dists | None = None
+    row: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def first(self, count: int) -> Chain:
+        """The first `count` tokens of it."""
+        if count >= len(self.tokens):
+            return self
+        return Chain(self.tokens[:count], self.slots[:count], min(self.fed, count), self.dists, self.row)
+
+    def fed_along(self, tokens: Sequence[int]) -> int:
+        """How many of these committed tokens, from the first on without a gap, were drafted here and fed."""
+        for place, (drafted, token) in enumerate(zip(self.tokens[: self.fed], tokens, strict=False)):
+            if drafted != token:
+                return place
+        return min(self.fed, len(tokens))
+
+
+NOTHING = Chain()
+"""No draft. Shared, as chains never change."""

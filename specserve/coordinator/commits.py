@@ -1,0 +1,179 @@
+"""What a verdict adds to each request, and what is told of it once the next round is on its way."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specserve.coordinator.batches import CheckedRow
+from specserve.coordinator.blocks import BlockPool
+from specserve.coordinator.endings import Cut, cut, goes_on
+from specserve.coordinator.logprobs import RowScores
+from specserve.coordinator.requests import RequestState, Stage
+from specserve.coordinator.rounds import Round
+from specserve.metrics import EngineMetrics
+from specserve.text import Tokenizer
+from specserve.transport.messages import Verdict
+from specserve.types import Delta, Failure, FinishReason, RoundStats, WorkerInfo
+
+log = logging.getLogger(__name__)
+
+End = Callable[[RequestState, FinishReason, Delta | None, Failure | None], None]
+"""Ends a request: why, what the last round added if anything, and the failure if that is why."""
+
+
+@dataclass(slots=True)
+class Commit:
+    """One due row: the tokens that joined the answer; `kept` of them were drafted, the target confirmed `confirmed`.
+
+    offered drafts were checked. cut says whether and why the answer ends here.
+    """
+
+    state: RequestState
+    tokens: list[int]
+    offered: int
+    confirmed: int
+    kept: int
+    cut: Cut | None
+    scores: RowScores
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why the answer ends here; None when it goes on."""
+        return None if self.cut is None else self.cut.finish
+
+    @property
+    def chosen(self) -> Literal["plain", "bonus", "correction"]:
+        """What the target's own token is: without drafts, behind a whole kept chain, or behind a refused draft."""
+        if not self.offered:
+            return "plain"
+        return "bonus" if self.kept == self.offered else "correction"
+
+    def end(self, cut: Cut) -> None:
+        """Nothing past the cut belongs to the answer."""
+        self.cut = cut
+        self.tokens = self.tokens[: cut.length]
+        self.kept = min(self.confirmed, cut.length)
+
+    def delta(self) -> Delta:
+        """What the client is told."""
+        state = self.state
+        return Delta(
+            state.request.id,
+            tuple(self.tokens),
+            self.kept,
+            self.offered,
+            stop_reason=None if self.cut is None else self.cut.stop_reason,
+            logprobs=self.scores[: len(self.tokens)],
+            prompt_logprobs=state.report_prompt() if state.prompt_scores else (),
+        )
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """A round that was committed, until it is booked."""
+
+    round: Round
+    verdict: Verdict
+    commits: list[Commit]
+    now_s: float
+    draft_busy_s: float
+
+    def book(self, metrics: EngineMetrics) -> None:
+        """Count it."""
+        metrics.wasted("rejected", sum([commit.offered - commit.confirmed for commit in self.commits]))
+        metrics.wasted("stop", sum([commit.confirmed - commit.kept for commit in self.commits]))
+        metrics.round(self._stats())
+
+    def _stats(self) -> RoundStats:
+        sent = self.round.sent
+        own = {"plain": 0, "bonus": 0, "correction": 0}
+        for commit in self.commits:
+            own[commit.chosen] += len(commit.tokens) - commit.kept
+        offered = _beyond([commit.offered for commit in self.commits])
+        kept = _beyond([commit.kept for commit in self.commits])
+        return RoundStats(
+            rows=len(sent.rows),
+            positions=len(sent.feeds) + len(sent.chains),
+            prefill_tokens=len(sent.feeds) - int(sent.due.sum()),
+            wall_s=self.now_s - self.round.began_s,
+            draft_busy_s=self.draft_busy_s,
+            forward_s=self.verdict.forward_s,
+            sampling_s=self.verdict.sampling_s,
+            drafted_at=offered,
+            kept_at=kept + (0,) * (len(offered) - len(kept)),
+            **own,
+        )
+
+
+def _beyond(counts: Sequence[int]) -> tuple[int, ...]:
+    """How many of these are larger than 0, 1, … up to the largest."""
+    times = Counter(counts)
+    larger = [len(counts) - times[0]]
+    for count in range(1, max(counts, default=0)):
+        larger.append(larger[-1] - times[count])
+    return tuple(larger) if larger[0] else ()
+
+
+class Committer:
+    """Turns verdicts into commits: it cuts at endings, and rewinds the target's KV to what is committed."""
+
+    def __init__(
+        self,
+        target: WorkerInfo,
+        tokenizer: Tokenizer,
+        blocks: BlockPool,
+        metrics: EngineMetrics,
+        clock: Callable[[], float],
+        end: End,
+    ) -> None:
+        self._context = target.context_length
+        self._tokenizer = tokenizer
+        self._blocks = blocks
+        self._metrics = metrics
+        self._clock = clock
+        self._end = end
+
+    def apply(self, current: Round, verdict: Verdict, scores: Sequence[tuple[RowScores, RowScores]]) -> list[Commit]:
+        """Commit a verdict that `Round.check` let pass; requests whose answer is complete end."""
+        commits: list[Commit] = []
+        surplus: list[int] = []
+        rows = zip(current.rows, verdict.kept.tolist(), verdict.next.tolist(), scores, strict=True)
+        for entry, kept, token, (logprobs, prompt_logprobs) in rows:
+            state = entry.state
+            state.suspect = False
+            if state.stage is not Stage.RUNNING or state.epoch != entry.epoch:
+                self._metrics.wasted("cancelled", len(entry.chain))
+                continue
+            if prompt_logprobs:
+                state.score_prompt(entry.start + 1, prompt_logprobs)
+            commit = self._commit(entry, kept, token, logprobs) if entry.due else None
+            if commit is not None:
+                commits.append(commit)
+            if commit is None or commit.finish is not None:
+                state.target_cached = entry.start + entry.feed
+            else:
+                state.target_cached = len(state.tokens) - 1
+                surplus += self._blocks.trim(state.target_table, state.target_cached)
+        self._blocks.free(surplus)
+        for commit in commits:
+            if commit.finish is not None:
+                self._end(commit.state, commit.finish, commit.delta(), None)
+        return commits
+
+    def _commit(self, entry: CheckedRow, kept: int, token: int, scores: RowScores) -> Commit | None:
+        """Commit one due row; None when its request ended in an error instead."""
+        state, tokens = entry.state, entry.emitted(kept, token)
+        commit = Commit(state, tokens, len(entry.chain.tokens), kept, kept, None, scores)
+        if not goes_on(state, tokens, self._context):
+            try:
+                commit.end(cut(state, tokens, self._tokenizer.end_tokens, self._context))
+            except Exception as error:  # text is the request's own affair: what its stop texts provoke ends it alone
+                log.exception("cannot look for the end of an answer")
+                self._end(state, "error", None, Failure(500, "internal_error", f"{type(error).__name__}: {error}"))
+                return None
+        state.take(commit.tokens, commit.offered, commit.kept, self._clock)
+        return commit
