@@ -26,6 +26,10 @@ from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promis
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, PushAhead
 
+_CATCH_UP = 32
+"""Committed tokens that the draft may lack of a request that it does not draft for. They are fed in one go: the draft
+is idle then, and a forward of so many tokens takes it hardly longer than one of a single token."""
+
 _GIVE_UP_AFTER = 10
 """Times the longest wait for a draft, before a worker that does not answer counts as lost."""
 
@@ -104,7 +108,7 @@ class AheadDrafts(WorkerSource):
         budget = self.link.config.max_batch_tokens
         among = [row.row.state for row in rows]
         for row in sorted(rows, key=lambda row: -promise(row.row.state)):
-            if not self.link.policy.wanted(row.row.state):
+            if not self._follows(row.row.state):
                 continue
             trunk = self._trunk(row, budget, taken, among)
             if trunk is not None:
@@ -113,13 +117,20 @@ class AheadDrafts(WorkerSource):
                 budget -= trunk.feed
         return trunks
 
+    def _follows(self, state: RequestState) -> bool:
+        """Whether the draft is to be fed now."""
+        if self.link.policy.drafting(state):
+            return True
+        return self.link.policy.wanted(state) > 0 and len(state.tokens) - state.draft_cached > _CATCH_UP
+
     def _trunk(self, row: CheckedRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> Trunk | None:
         state = row.row.state
         self.link.share(state, among)
-        chain = row.chain if all(link.slot != NO_SLOT for link in row.chain) else []
+        branching = row.row.due and self.link.policy.ahead(state) > 0
+        chain = row.chain if branching and all(link.slot != NO_SLOT for link in row.chain) else []
         text = row.row.start + row.row.feed
         end = min(text + len(chain), self.link.context)
-        due = row.row.due and end == text + len(chain)
+        due = branching and end == text + len(chain)
         start = min(state.draft_cached, end - 1) if due else state.draft_cached
         feed = min(end - start, budget)
         if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):
@@ -171,7 +182,7 @@ class AheadDrafts(WorkerSource):
         state, length = trunk.state, trunk.base + outcome.kept + 1  # committed tokens if this comes true
         first = 0 if outcome.kept < len(trunk.chain) and trunk.start >= trunk.base + outcome.kept else 1
         left = state.tokens_left - (outcome.kept + 1) - 1
-        depth = min(steps - first, self.link.policy.wanted(state), left, self.link.context - length - 1)
+        depth = min(steps - first, self.link.policy.ahead(state), left, self.link.context - length - 1)
         if depth > 0:
             plan.add(trunk, outcome.kept, outcome.rank, first, depth)
 

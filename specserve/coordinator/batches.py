@@ -22,6 +22,11 @@ class CheckedRow:
     length: int  # committed tokens when it was sent
     chain: list[Link] = field(default_factory=list)
 
+    @property
+    def was_due(self) -> bool:
+        """A token was asked for; unlike the row's own `due`, this does not change with the commit."""
+        return self.row.start + self.row.feed == self.length
+
     def emitted(self, kept: int, token: int) -> list[int]:
         """The tokens that a verdict of so many kept drafts, and this token after them, yields."""
         return [link.token for link in self.chain[:kept]] + [token]

@@ -12,15 +12,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from specserve.config import Config
+from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
 from specserve.coordinator.admission import check_request
 from specserve.coordinator.ahead import AheadDrafts
 from specserve.coordinator.batches import CheckedRow, open_message, verify_message
 from specserve.coordinator.blocks import BlockPool
-from specserve.coordinator.depth import FixedDepth
+from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.endings import cut
 from specserve.coordinator.limits import check_limits
@@ -98,7 +99,7 @@ class Engine:
         self._lost_since_s: float | None = None
         self._slots = SlotPool(config.engine.slot_count)
         self._blocks = BlockPool(target.blocks, target.block_tokens)
-        self._policy = FixedDepth(config.engine.depth, target.context_length, None)
+        self._policy = self._depth_policy(DraftTiming.FREE, None)
         self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(guesser)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
@@ -281,6 +282,7 @@ class Engine:
         now = self._clock()
         self._round_began_s = now if self._last_end_s is None else self._last_end_s
         self._scheduler.admit(now)
+        self._policy.plan([state for state in self._scheduler.running if state.decoding])
         rows = self._scheduler.plan()
         if not rows:
             self._last_end_s = None
@@ -352,6 +354,7 @@ class Engine:
         scores = current.scores(verdict)
         self._close_round(current)
         tally = Tally()
+        checked = []
         for entry, kept, token, (logprobs, prompt_logprobs) in zip(
             current.rows, verdict.kept.tolist(), verdict.next.tolist(), scores, strict=True
         ):
@@ -362,10 +365,11 @@ class Engine:
             if prompt_logprobs:
                 state.score_prompt(entry.row.start + 1, prompt_logprobs)
             if entry.row.due:
+                checked.append(Checked(state.row, len(entry.chain), kept))
                 self._commit_row(entry, kept, token, logprobs, tally)
             else:
                 state.target_cached = entry.row.start + entry.row.feed
-        self._finish_round(current, verdict, tally)
+        self._finish_round(current, verdict, tally, checked)
 
     def _commit_row(self, entry: CheckedRow, kept: int, token: int, logprobs: RowScores, tally: Tally) -> None:
         state = entry.row.state
@@ -408,13 +412,14 @@ class Engine:
     def _end_tokens(self) -> frozenset[int]:
         return self._tokenizer.end_tokens
 
-    def _finish_round(self, current: Round, verdict: Verdict, tally: Tally) -> None:
+    def _finish_round(self, current: Round, verdict: Verdict, tally: Tally, checked: Sequence[Checked]) -> None:
         now = self._clock()
         self._drafts.settled(now)
         draft_busy = 0.0
         if isinstance(self._drafts, WorkerSource):
             draft_busy, self._drafts.link.busy_s = self._drafts.link.busy_s, 0.0
         self._unrecorded = current.stats(verdict, tally, draft_busy, now)
+        self._policy.observe(self._unrecorded, checked)
         self._last_end_s = now
 
     def _fail_rows(self, failure: Failed) -> None:
@@ -539,12 +544,19 @@ class Engine:
             self._attach_draft(channel, life, info)
 
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
-        self._policy = FixedDepth(self._config.depth, self._target.context_length, info.context_length)
+        timing = DraftTiming.WAITED if self._config.outcomes == 0 else DraftTiming.AHEAD
+        self._policy = self._depth_policy(timing, info.context_length)
         link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics)
         outcomes = self._config.outcomes
         self._drafts = SerialDrafts(link) if outcomes == 0 else AheadDrafts(link, outcomes, self._config.fan_out)
         self._speculating = True
         self._metrics.worker("draft", True)
+
+    def _depth_policy(self, timing: DraftTiming, draft_context: int | None) -> DepthPolicy:
+        limits = FixedDepth(self._config.depth, self._target.context_length, draft_context)
+        if self._config.depth_policy == "fixed" or not limits.depth:
+            return limits
+        return AdaptiveDepth(limits, timing)
 
     def _lose(self, peer: str) -> None:
         if peer == "target":

@@ -92,7 +92,7 @@ class Round:
 
     def stats(self, verdict: Verdict, tally: Tally, draft_busy_s: float, now_s: float) -> RoundStats:
         """The round's numbers once it is committed."""
-        prefill = sum(entry.row.feed - entry.row.due for entry in self.rows)
+        prefill = sum(entry.row.feed - entry.was_due for entry in self.rows)
         return RoundStats(
             rows=len(self.rows),
             positions=sum(entry.row.feed + len(entry.chain) for entry in self.rows),

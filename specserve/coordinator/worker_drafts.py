@@ -9,7 +9,7 @@ from typing import Protocol
 from specserve.config import EngineConfig
 from specserve.coordinator.batches import CheckedRow, open_message
 from specserve.coordinator.blocks import BlockPool
-from specserve.coordinator.depth import FixedDepth
+from specserve.coordinator.depth import DepthPolicy
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.sharing import shareable, siblings
@@ -40,7 +40,7 @@ class WorkerLink:
         channel: Channel,
         life: int,
         slots: SlotPool,
-        policy: FixedDepth,
+        policy: DepthPolicy,
         metrics: EngineMetrics,
     ) -> None:
         self.life = life
