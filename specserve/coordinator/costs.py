@@ -105,13 +105,19 @@ class Curve:
         found = self.seconds(np.array([size], dtype=np.float64))
         return None if found is None else float(found[0])
 
-    def seconds(self, sizes: FloatArray) -> FloatArray | None:
-        """float64 [n] for float64 [n]: seconds expected of each size; None before the first measurement."""
+    def seconds(self, sizes: FloatArray, origin: tuple[float, float] | None = None) -> FloatArray | None:
+        """float64 [n] for float64 [n]: seconds expected of each size; None before the first measurement.
+
+        origin: a size and its seconds, known from elsewhere; below the smallest size seen, times fall towards it.
+        """
         if not self._sizes:
             return None
         if self._fit is None:
             self._fit = self._fitted()
-        return np.interp(sizes, *self._fit)
+        known, seconds = self._fit
+        if origin is not None and origin[0] < known[0]:
+            known, seconds = np.append(origin[0], known), np.append(origin[1], seconds)
+        return np.interp(sizes, known, seconds)
 
     def _fitted(self) -> tuple[FloatArray, FloatArray]:
         oldest = self._count - _FORGOTTEN
@@ -165,7 +171,7 @@ class RoundCosts:
         No round with drafts costs less than one without: more work takes no less time, so what says otherwise is noise.
         """
         plain = self.plain_s(rows) or 0.0
-        checked = self.checked.seconds(rows + slots)
+        checked = self.checked.seconds(rows + slots, (rows, plain))
         found = np.full(len(slots), plain) if checked is None else np.maximum(checked, plain)
         found[0] = max(self.bare.at(rows) or plain, plain) if self.bare.knows(rows) else plain
         return found
