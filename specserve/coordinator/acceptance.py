@@ -98,5 +98,4 @@ class Acceptance:
             places, at = (list(column) for column in zip(*known, strict=True))
             kept, tried = self._row_kept[at], self._row_tried[at]
             shares[places] = (kept + _FROM_ALL * everyone) / (tried + _FROM_ALL)
-        survival = np.cumprod(shares, axis=1, dtype=np.float64)
-        return survival
+        return np.cumprod(shares, axis=1, dtype=np.float64)

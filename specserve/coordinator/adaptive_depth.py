@@ -82,10 +82,13 @@ class AdaptiveDepth:
         return self._depths.get(state.row, 0)
 
     def ahead(self, state: RequestState) -> int:
-        """What would be admitted if every draft were there; all that is wanted for requests not looked at yet."""
+        """One more than what would be admitted if every draft were there, so that it may be; 0 where nothing would."""
         if not self.drafting(state):
             return 0
-        return 1 if self._switch.trying else min(self._ahead.get(state.row, self.depth), self.wanted(state))
+        if self._switch.trying:
+            return 1
+        admitted = self._ahead.get(state.row, self.depth)
+        return min(admitted + 1, self.wanted(state)) if admitted else 0
 
     def drafting(self, state: RequestState) -> bool:
         """While on, every request that wants drafts; in a trial those that take part."""
@@ -147,7 +150,7 @@ class AdaptiveDepth:
     def _most_gain(self, states: Sequence[RequestState], limits: Array, there: Array) -> Array:
         survival = self._survival(states)
         if self._timing is DraftTiming.AHEAD:
-            asked = np.minimum(limits, [self.ahead(state) for state in states])
+            asked = np.minimum(limits, [self._ahead.get(state.row, self.depth) for state in states])
             promised = _worth(survival, asked)
             if promised > 0:
                 self._count_delivered(_worth(survival, np.minimum(asked, there)) / promised)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from harness import HeldChannel, Pipeline
@@ -244,7 +245,7 @@ def flips(gains):
             if switch.advance():
                 switch.look(gain)
         states.append(switch.on)
-    return sum(before != after for before, after in zip(states, states[1:], strict=False))
+    return sum(before != after for before, after in pairwise(states))
 
 
 def test_gains_around_one_do_not_switch_back_and_forth():

@@ -23,7 +23,8 @@ def test_a_curve_never_falls_and_stays_within_what_was_measured(measured):
     found = curve.seconds(np.arange(1.0, 600.0))
     times = [seconds for _, seconds in measured]
     assert (np.diff(found) >= -1e-12).all()
-    assert min(times) - 1e-9 <= found[0] and found[-1] <= max(times) + 1e-9
+    assert min(times) - 1e-9 <= found[0]
+    assert found[-1] <= max(times) + 1e-9
 
 
 def test_a_curve_finds_a_devices_step_among_late_rounds():
@@ -73,7 +74,8 @@ def test_acceptance_is_learned_by_position_and_by_request():
         acceptance.observe([1, 2], [3, 3], [kept[1], kept[2]], 1)
 
     good, bad = acceptance.survival([1, 2])
-    assert abs(good[0] - 0.9) < 0.1 and abs(bad[0] - 0.2) < 0.1
+    assert abs(good[0] - 0.9) < 0.1
+    assert abs(bad[0] - 0.2) < 0.1
     assert abs(good[1] - 0.45) < 0.12
     assert (np.diff(acceptance.survival([1, 2, 7]), axis=1) <= 0).all()
 
