@@ -31,6 +31,12 @@ _DELIVERY_WEIGHT = 0.1
 _BELIEF_ROUNDS = 64.0
 """Rounds that the prediction counts as right for before any was measured; and how long a measured one counts."""
 
+_OLD_NEWS = 0.05
+"""How much of the correction each trial of drafting takes back: what made it may be over."""
+
+_NO_TIME_S = 1e-6
+"""A clock that did not move says no more than that a round was shorter than this."""
+
 _SLOWEST = 3.0
 """Times its expected length that a round counts for at most; what is longer says nothing about drafting."""
 
@@ -197,19 +203,21 @@ class AdaptiveDepth:
             waited_s = min(stats.draft_busy_s, stats.wall_s)
             if deepest:
                 costs.draft_step.observe(stats.rows, waited_s / deepest)
+        seconds = max(_NO_TIME_S, stats.wall_s - waited_s)
         if deepest:
-            costs.checked.observe(stats.positions, stats.wall_s - waited_s)
+            costs.checked.observe(stats.positions, seconds)
         else:
             curve = costs.bare if self._switch.active else costs.plain
-            curve.observe(stats.rows, stats.wall_s - waited_s)
+            curve.observe(stats.rows, seconds)
 
     def _observe_gain(self, stats: RoundStats, tokens: int) -> None:
         """Charge a trial for what it lost, and compare other rounds with drafts to what was predicted of them."""
         plain_s = self._costs.plain_s(stats.rows)
-        if not plain_s or not self._switch.active:
+        if plain_s is None or not self._switch.active:
             return
         if self._switch.trying:
             self._switch.charge(min(_SLOWEST, stats.wall_s / plain_s) - tokens / stats.rows)
+            self._plain_rounds += _OLD_NEWS * (self._drafted_rounds - self._plain_rounds)
         elif self._expected_s is not None:
             rounds = min(stats.wall_s, _SLOWEST * self._expected_s) / plain_s
             fade = 1 - 1 / _BELIEF_ROUNDS
