@@ -253,6 +253,7 @@ def test_gains_around_one_do_not_switch_back_and_forth():
     noise = [1.04, 0.97, 1.03, 0.96, 1.0, 0.99, 0.98, 1.03, 1.04, 0.97, 0.96, 1.02] * 5
 
     assert flips(noise) <= 1
+    assert flips([1.2, 0.9, 1.2, 0.9, 1.2]) == 0
     assert flips([1.3] * 5 + [0.8] * 5 + [1.3] * 5) == 2
 
 

@@ -485,7 +485,7 @@ def test_a_cancelled_call_is_skipped_and_the_loop_goes_on():
 
 
 def test_prompt_positions_are_counted_once_and_decode_rows_never():
-    """Of prompts of 3, 20 and 9 tokens all but the last count, which is the base of the first token; no later one does."""
+    """Of prompts of 3, 20 and 9 tokens all but the last count, which the first token's base; none does later."""
     pipeline = Pipeline(depth=2, end=1000)
     for name, length in [("a", 3), ("b", 20), ("c", 9)]:
         pipeline.submit(name, range(length), max_tokens=9)
