@@ -202,24 +202,24 @@ class AdaptiveDepth:
         if self._timing is DraftTiming.WAITED:
             waited_s = min(stats.draft_busy_s, stats.wall_s)
             if deepest:
-                costs.draft_step.observe(stats.rows, waited_s / deepest)
+                costs.draft_step.observe(stats.rows, waited_s / deepest / costs.pace)
         seconds = max(_NO_TIME_S, stats.wall_s - waited_s)
         if deepest:
-            costs.checked.observe(stats.positions, seconds)
+            costs.observe(costs.checked, stats.positions, seconds)
         else:
-            curve = costs.bare if self._switch.active else costs.plain
-            curve.observe(stats.rows, seconds)
+            costs.observe(costs.bare if self._switch.active else costs.plain, stats.rows, seconds)
 
     def _observe_gain(self, stats: RoundStats, tokens: int) -> None:
         """Charge a trial for what it lost, and compare other rounds with drafts to what was predicted of them."""
         plain_s = self._costs.plain_s(stats.rows)
         if plain_s is None or not self._switch.active:
             return
+        wall_s = stats.wall_s / self._costs.pace
         if self._switch.trying:
-            self._switch.charge(min(_SLOWEST, stats.wall_s / plain_s) - tokens / stats.rows)
+            self._switch.charge(min(_SLOWEST, wall_s / plain_s) - tokens / stats.rows)
             self._plain_rounds += _OLD_NEWS * (self._drafted_rounds - self._plain_rounds)
         elif self._expected_s is not None:
-            rounds = min(stats.wall_s, _SLOWEST * self._expected_s) / plain_s
+            rounds = min(wall_s, _SLOWEST * self._expected_s) / plain_s
             fade = 1 - 1 / _BELIEF_ROUNDS
             self._plain_rounds = fade * self._plain_rounds + tokens / stats.rows
             self._drafted_rounds = fade * self._drafted_rounds + self._predicted * rounds

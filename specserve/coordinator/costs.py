@@ -15,7 +15,7 @@ FloatArray = NDArray[np.float64]
 _WEIGHT = 0.1
 """Of a new measurement in the running mean."""
 
-_KEPT = 9
+_KEPT = 25
 """Measurements of one size that its median is taken of."""
 
 _SIZE_WEIGHT = 0.2
@@ -23,6 +23,15 @@ _SIZE_WEIGHT = 0.2
 
 _PER_DOUBLING = 4
 """Sizes told apart between one and twice as much."""
+
+_USUAL = 3
+"""Measurements of a size from which on its median says what is usual."""
+
+_PACE_WEIGHT = 0.2
+"""Of one round in the pace: much quicker than a median moves, so that the pace takes what is common to all rounds."""
+
+_FASTEST_PACE = 2.0
+"""A single round says at most that all rounds became so many times slower or faster."""
 
 _FORGOTTEN = 2000
 """Measurements after which a size that none of them was of is forgotten."""
@@ -95,6 +104,11 @@ class Curve:
         self._sizes.setdefault(_bin(size), _Size()).observe(size, seconds, self._count)
         self._fit = None
 
+    def usual(self, size: int) -> float | None:
+        """The median of just this size; None before it was measured a few times."""
+        found = self._sizes.get(_bin(size))
+        return found.median if found is not None and len(found.seen) >= _USUAL else None
+
     def knows(self, size: int) -> bool:
         """Whether a size within a factor of two was measured."""
         here = _bin(size)
@@ -152,10 +166,23 @@ class RoundCosts:
 
     plain: while nothing is drafted; bare: no drafts to check, though drafting goes on; both by rows. checked: with
     drafts, by positions. draft_step: what a round waits for one step of drafting, by rows; taken off the others.
+
+
+    The curves hold times as they would be at pace 1. What slows down all rounds alike, as longer contexts or a busy
+    host do, is the pace: taken off, so that a kind of round that was measured long ago can be compared with one of now.
     """
 
     def __init__(self) -> None:
         self.plain, self.bare, self.checked, self.draft_step = Curve(), Curve(), Curve(), Curve()
+        self.pace = 1.0
+
+    def observe(self, curve: Curve, size: int, seconds: float) -> None:
+        """A round of the kind of one of the first three curves took this long."""
+        usual = curve.usual(size)
+        if usual is not None:
+            pace = min(_FASTEST_PACE * self.pace, max(self.pace / _FASTEST_PACE, seconds / usual))
+            self.pace += _PACE_WEIGHT * (pace - self.pace)
+        curve.observe(size, seconds / self.pace)
 
     def plain_s(self, rows: int) -> float | None:
         """Seconds of plain decoding, by what resembles it most; None when nothing is known."""

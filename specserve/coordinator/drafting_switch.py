@@ -25,8 +25,9 @@ _SHORTEST, _LONGEST = 16, 512
 _PLAIN_TRIAL = 2
 """Rounds of a trial of plain decoding."""
 
-_PLAIN_GAP = 200
-"""Rounds between two trials of plain decoding where drafting gains nothing; where it gains g, g² times as many."""
+_PLAIN_GAP, _MOST_SURE = 200, 4.0
+"""Rounds between two trials of plain decoding where drafting gains nothing; where it gains g, g² times as many, and at
+most four times."""
 
 
 class DraftingSwitch:
@@ -91,7 +92,7 @@ class DraftingSwitch:
         if self.trial_left or self._since_trial < _SHORTEST:
             return False
         if self.on:
-            due = not plain_known or self._since_trial >= _PLAIN_GAP * max(1.0, gain) ** 2
+            due = not plain_known or self._since_trial >= _PLAIN_GAP * min(_MOST_SURE, max(1.0, gain) ** 2)
         else:
             due = self._since_trial >= self._gap
         if due:

@@ -62,6 +62,19 @@ def test_a_round_with_drafts_is_never_held_cheaper_than_one_without():
     assert costs.seconds(4, np.array([0.0, 1.0, 8.0])).tolist() == [0.010, 0.010, 0.010]
 
 
+def test_a_host_that_slows_down_does_not_make_an_older_measurement_look_better():
+    """Rounds with drafts cost 1.2 plain ones; all become 1.5 times slower: the ratio, known from before, holds."""
+    costs = RoundCosts()
+    for curve, size, seconds in [(costs.plain, 4, 0.010), (costs.checked, 12, 0.012)]:
+        for _ in range(20):
+            costs.observe(curve, size, seconds)
+    for _ in range(200):
+        costs.observe(costs.checked, 12, 0.018)
+
+    assert 1.1 < costs.checked.at(12) / costs.plain.at(4) < 1.3
+    assert 1.35 < costs.pace < 1.55
+
+
 def test_acceptance_is_learned_by_position_and_by_request():
     """Two requests, one kept by 0.9, 0.5 and one by 0.2, 0.5 given the one before: both are told apart."""
     draw = random.Random(3)
