@@ -34,9 +34,6 @@ _BELIEF_ROUNDS = 64.0
 _OLD_NEWS = 0.05
 """How much of the correction each trial of drafting takes back: what made it may be over."""
 
-_NO_TIME_S = 1e-6
-"""A clock that did not move says no more than that a round was shorter than this."""
-
 _SLOWEST = 3.0
 """Times its expected length that a round counts for at most; what is longer says nothing about drafting."""
 
@@ -202,8 +199,8 @@ class AdaptiveDepth:
         if self._timing is DraftTiming.WAITED:
             waited_s = min(stats.draft_busy_s, stats.wall_s)
             if deepest:
-                costs.draft_step.observe(stats.rows, waited_s / deepest / costs.pace)
-        seconds = max(_NO_TIME_S, stats.wall_s - waited_s)
+                costs.draft_step.observe(stats.rows, waited_s / deepest)
+        seconds = stats.wall_s - waited_s
         if deepest:
             costs.observe(costs.checked, stats.positions, seconds)
         else:
@@ -214,12 +211,11 @@ class AdaptiveDepth:
         plain_s = self._costs.plain_s(stats.rows)
         if plain_s is None or not self._switch.active:
             return
-        wall_s = stats.wall_s / self._costs.pace
         if self._switch.trying:
-            self._switch.charge(min(_SLOWEST, wall_s / plain_s) - tokens / stats.rows)
+            self._switch.charge(min(_SLOWEST, stats.wall_s / plain_s) - tokens / stats.rows)
             self._plain_rounds += _OLD_NEWS * (self._drafted_rounds - self._plain_rounds)
         elif self._expected_s is not None:
-            rounds = min(wall_s, _SLOWEST * self._expected_s) / plain_s
+            rounds = min(stats.wall_s, _SLOWEST * self._expected_s) / plain_s
             fade = 1 - 1 / _BELIEF_ROUNDS
             self._plain_rounds = fade * self._plain_rounds + tokens / stats.rows
             self._drafted_rounds = fade * self._drafted_rounds + self._predicted * rounds

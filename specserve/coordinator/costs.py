@@ -15,7 +15,7 @@ FloatArray = NDArray[np.float64]
 _WEIGHT = 0.1
 """Of a new measurement in the running mean."""
 
-_KEPT = 25
+_KEPT = 15
 """Measurements of one size that its median is taken of."""
 
 _SIZE_WEIGHT = 0.2
@@ -24,14 +24,11 @@ _SIZE_WEIGHT = 0.2
 _PER_DOUBLING = 4
 """Sizes told apart between one and twice as much."""
 
-_USUAL = 3
-"""Measurements of a size from which on its median says what is usual."""
+_NO_TIME_S = 1e-6
+"""A clock that did not move says no more than that a round was shorter than this."""
 
-_PACE_WEIGHT = 0.2
-"""Of one round in the pace: much quicker than a median moves, so that the pace takes what is common to all rounds."""
-
-_FASTEST_PACE = 2.0
-"""A single round says at most that all rounds became so many times slower or faster."""
+_COMMON = 0.9
+"""Of a change in one kind of round, how much is held to be a change in all of them, in logarithms."""
 
 _FORGOTTEN = 2000
 """Measurements after which a size that none of them was of is forgotten."""
@@ -69,19 +66,27 @@ class Mean:
 
 
 class _Size:
-    """The newest measurements of one size."""
+    """The newest measurements of one size, in units of `scale` seconds."""
 
     def __init__(self) -> None:
         self.size = 0.0
         self.seen = deque[float](maxlen=_KEPT)
-        self.median = 0.0
+        self.scale = 1.0
+        self.middle = 0.0
         self.at = 0
 
-    def observe(self, size: int, seconds: float, at: int) -> None:
+    @property
+    def seconds(self) -> float:
+        return self.middle * self.scale
+
+    def observe(self, size: int, seconds: float, at: int) -> float:
+        """Returns how many times as long as before the size takes now; 1 while too little was known of it."""
+        before = self.seconds if len(self.seen) == _KEPT else None
         self.size = size if not self.seen else self.size + _SIZE_WEIGHT * (size - self.size)
-        self.seen.append(seconds)
-        self.median = median(self.seen)
+        self.seen.append(max(seconds, _NO_TIME_S) / self.scale)
+        self.middle = median(self.seen)
         self.at = at
+        return 1.0 if before is None else self.seconds / before
 
 
 class Curve:
@@ -98,16 +103,19 @@ class Curve:
         self._count = 0
         self._fit: tuple[FloatArray, FloatArray] | None = None
 
-    def observe(self, size: int, seconds: float) -> None:
-        """A step of this size, at least 1, took this long."""
+    def observe(self, size: int, seconds: float) -> float:
+        """A step of this size, at least 1, took this long. Returns by what factor this changed what is known of it."""
         self._count += 1
-        self._sizes.setdefault(_bin(size), _Size()).observe(size, seconds, self._count)
         self._fit = None
+        return self._sizes.setdefault(_bin(size), _Size()).observe(size, seconds, self._count)
 
-    def usual(self, size: int) -> float | None:
-        """The median of just this size; None before it was measured a few times."""
-        found = self._sizes.get(_bin(size))
-        return found.median if found is not None and len(found.seen) >= _USUAL else None
+    def stretch(self, factor: float, but: int | None = None) -> None:
+        """All sizes, but for one, take so many times as long as was known."""
+        kept = None if but is None else _bin(but)
+        self._fit = None
+        for key, each in self._sizes.items():
+            if key != kept:
+                each.scale *= factor
 
     def knows(self, size: int) -> bool:
         """Whether a size within a factor of two was measured."""
@@ -137,7 +145,7 @@ class Curve:
         oldest = self._count - _FORGOTTEN
         self._sizes = {key: each for key, each in self._sizes.items() if each.at > oldest}
         points = [self._sizes[key] for key in sorted(self._sizes)]
-        rising = _rising([each.median for each in points], [len(each.seen) for each in points])
+        rising = _rising([each.seconds for each in points], [len(each.seen) for each in points])
         return np.array([each.size for each in points]), np.array(rising)
 
 
@@ -168,21 +176,19 @@ class RoundCosts:
     drafts, by positions. draft_step: what a round waits for one step of drafting, by rows; taken off the others.
 
 
-    The curves hold times as they would be at pace 1. What slows down all rounds alike, as longer contexts or a busy
-    host do, is the pace: taken off, so that a kind of round that was measured long ago can be compared with one of now.
+    What slows down one kind of round slows down all of them, as longer contexts or a busy host do: most of a change
+    in what was just measured is carried over to the rest, so that it can be compared with what was measured long ago.
     """
 
     def __init__(self) -> None:
         self.plain, self.bare, self.checked, self.draft_step = Curve(), Curve(), Curve(), Curve()
-        self.pace = 1.0
 
     def observe(self, curve: Curve, size: int, seconds: float) -> None:
         """A round of the kind of one of the first three curves took this long."""
-        usual = curve.usual(size)
-        if usual is not None:
-            pace = min(_FASTEST_PACE * self.pace, max(self.pace / _FASTEST_PACE, seconds / usual))
-            self.pace += _PACE_WEIGHT * (pace - self.pace)
-        curve.observe(size, seconds / self.pace)
+        factor = curve.observe(size, seconds) ** _COMMON
+        if factor != 1.0:
+            for each in (self.plain, self.bare, self.checked, self.draft_step):
+                each.stretch(factor, but=size if each is curve else None)
 
     def plain_s(self, rows: int) -> float | None:
         """Seconds of plain decoding, by what resembles it most; None when nothing is known."""
