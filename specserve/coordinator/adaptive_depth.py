@@ -34,8 +34,9 @@ _BELIEF_ROUNDS = 64.0
 _OLD_NEWS = 0.05
 """How much of the correction each trial of drafting takes back: what made it may be over."""
 
-_SLOWEST = 3.0
-"""Times its expected length that a round counts for at most; what is longer says nothing about drafting."""
+_LATE, _SLOWEST = 1.25, 3.0
+"""Times its expected length that a round counts for at most, in the correction of the gain and in what a trial lost.
+Costs are medians; to count late rounds in full on one side of a comparison only would hold every gain too low."""
 
 
 class DraftTiming(Enum):
@@ -215,7 +216,7 @@ class AdaptiveDepth:
             self._switch.charge(min(_SLOWEST, stats.wall_s / plain_s) - tokens / stats.rows)
             self._plain_rounds += _OLD_NEWS * (self._drafted_rounds - self._plain_rounds)
         elif self._expected_s is not None:
-            rounds = min(stats.wall_s, _SLOWEST * self._expected_s) / plain_s
+            rounds = min(stats.wall_s, _LATE * self._expected_s) / plain_s
             fade = 1 - 1 / _BELIEF_ROUNDS
             self._plain_rounds = fade * self._plain_rounds + tokens / stats.rows
             self._drafted_rounds = fade * self._drafted_rounds + self._predicted * rounds
