@@ -81,6 +81,11 @@ class EngineConfig(Section):
     """Limits of one pipeline."""
 
     depth: int = Field(4, ge=0, le=64, description="drafted tokens per request and round; 0 is plain decoding")
+    depth_policy: Literal["fixed", "adaptive"] = Field(
+        "fixed",
+        description="fixed drafts to engine.depth in every round; adaptive drafts as deep as it measures to pay, for "
+        "each request, and not at all where plain decoding is faster",
+    )
     outcomes: int | Literal["auto"] = Field(
         "auto",
         description="outcomes of a verification drafted for while it runs, per request: 0 drafts only when it is over, "

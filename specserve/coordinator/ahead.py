@@ -28,6 +28,10 @@ from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promis
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, PushAhead
 
+_CATCH_UP = 32
+"""Committed tokens that the draft may lack of a request that it does not draft for. They are fed in one go: the draft
+is idle then, and a forward of so many tokens takes it hardly longer than one of a single token."""
+
 _GIVE_UP_AFTER = 10
 """Times the longest wait for a draft, before a worker that does not answer counts as lost."""
 
@@ -99,7 +103,7 @@ class AheadDrafts(WorkerSource):
         room = max(0, self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks))
         count = min(self._count(due, left_s), room // max(1, len(due)))
         bounds = Bounds(self._steps(len(due) * (1 + count), left_s), self.link.context)
-        wanted = [self.link.policy.wanted(trunk.state) for trunk in trunks]
+        wanted = [self.link.policy.ahead(trunk.state) for trunk in trunks]
         branches = allot(trunks, wanted, self._odds, count, bounds, self.link.slots, self.link.blocks)
         plan = self._plan = AheadPlan(self._number, trunks, branches, now_s, self.link.slots, self.link.blocks)
         self.link.open(trunks)
@@ -115,7 +119,7 @@ class AheadDrafts(WorkerSource):
         budget = self.link.config.max_batch_tokens
         among = [row.state for row in rows]
         for row in sorted(rows, key=lambda row: -promise(row.state)):
-            if not self.link.policy.wanted(row.state):
+            if not self._follows(row.state):
                 continue
             trunk = self._trunk(row, budget, taken, among)
             if trunk is not None:
@@ -124,13 +128,20 @@ class AheadDrafts(WorkerSource):
                 budget -= trunk.feed
         return trunks
 
+    def _follows(self, state: RequestState) -> bool:
+        """Whether the draft is to be fed now."""
+        if self.link.policy.drafting(state):
+            return True
+        return self.link.policy.wanted(state) > 0 and len(state.tokens) - state.draft_cached > _CATCH_UP
+
     def _trunk(self, row: CheckedRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> Trunk | None:
         state = row.state
         self.link.share(state, among)
-        chain = row.chain if row.chain.slots else NOTHING
+        branching = row.due and self.link.policy.ahead(state) > 0
+        chain = row.chain if branching and row.chain.slots else NOTHING
         text = row.start + row.feed
         end = min(text + len(chain.tokens), self.link.context)
-        due = row.due and end == text + len(chain.tokens)
+        due = branching and end == text + len(chain.tokens)
         start = min(state.draft_cached, end - 1) if due else state.draft_cached
         feed = min(end - start, budget)
         if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):

@@ -86,9 +86,10 @@ class Verdicts:
         """Count it."""
         metrics.wasted("rejected", sum([commit.offered - commit.confirmed for commit in self.commits]))
         metrics.wasted("stop", sum([commit.confirmed - commit.kept for commit in self.commits]))
-        metrics.round(self._stats())
+        metrics.round(self.stats())
 
-    def _stats(self) -> RoundStats:
+    def stats(self) -> RoundStats:
+        """The round in numbers."""
         sent = self.round.sent
         own = {"plain": 0, "bonus": 0, "correction": 0}
         for commit in self.commits:

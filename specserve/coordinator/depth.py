@@ -2,9 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from specserve.coordinator.requests import RequestState
+from specserve.types import RoundStats, RowId
+
+
+class Checked(NamedTuple):
+    """What one decode row offered in a round, and how much of it the target kept."""
+
+    row: RowId
+    offered: int
+    kept: int
+
+
+class DepthPolicy(Protocol):
+    """Decides depths for a whole batch at once. Pure planning: it has no clock and sends nothing."""
+
+    @property
+    def depth(self) -> int:
+        """The deployment's depth: no request is ever given more."""
+        ...
+
+    def plan(self, states: Sequence[RequestState]) -> None:
+        """These requests decode in the next round; decide for all of them."""
+        ...
+
+    def of(self, state: RequestState) -> int:
+        """The depth of this request in the round that was planned; 0 is plain decoding."""
+        ...
+
+    def ahead(self, state: RequestState) -> int:
+        """How long a chain to draft for the round after the next verdict; 0 for none."""
+        ...
+
+    def drafting(self, state: RequestState) -> bool:
+        """Whether the draft worker is to follow this request from round to round."""
+        ...
+
+    def wanted(self, state: RequestState) -> int:
+        """What the deployment or the request asks for; 0 means that drafts are never made for it."""
+        ...
+
+    def observe(self, stats: RoundStats, checked: Sequence[Checked]) -> None:
+        """The round that was planned is over."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +64,27 @@ class FixedDepth:
     draft_context: int | None
 
     def wanted(self, state: RequestState) -> int:
-        """What the deployment or the request asks for; 0 means that drafts are never made for it."""
+        """See `DepthPolicy`."""
         return self.depth if state.request.depth is None else min(state.request.depth, self.depth)
 
     def of(self, state: RequestState) -> int:
-        """The depth wanted for this request; 0 is plain decoding."""
+        """As much as is wanted and can be used."""
         length = len(state.tokens)
         limits = [self.wanted(state), state.tokens_left - 1, self.target_context - length - 1]
         if self.draft_context is not None:
             limits.append(self.draft_context - length - 1)
         return max(0, min(limits))
+
+    def ahead(self, state: RequestState) -> int:
+        """What is wanted; the outcome that it is drafted for may leave less."""
+        return self.wanted(state)
+
+    def drafting(self, state: RequestState) -> bool:
+        """Always, where drafts are wanted at all."""
+        return self.wanted(state) > 0
+
+    def plan(self, states: Sequence[RequestState]) -> None:
+        """Nothing depends on the batch."""
+
+    def observe(self, stats: RoundStats, checked: Sequence[Checked]) -> None:
+        """Nothing is learned."""

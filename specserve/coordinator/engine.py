@@ -16,13 +16,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from specserve.config import Config
+from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
 from specserve.coordinator.admission import check_request
 from specserve.coordinator.ahead import AheadDrafts
 from specserve.coordinator.batches import CheckedRow, verify_message
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Committer, Verdicts
-from specserve.coordinator.depth import FixedDepth
+from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
@@ -90,7 +91,7 @@ class Engine:
         self._verifier = VerifierLink(verifier, life, config.engine.rule)
         self._slots = SlotPool(config.engine.slot_count)
         self._blocks = BlockPool(target.blocks, target.block_tokens)
-        self._policy = FixedDepth(config.engine.depth, target.context_length, None)
+        self._policy = self._depth_policy(DraftTiming.FREE, None)
         self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(guesser)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
@@ -257,6 +258,7 @@ class Engine:
         now = self._clock()
         self._round_began_s = now if self._last_end_s is None else self._last_end_s
         self._scheduler.admit(now)
+        self._policy.plan([state for state in self._scheduler.running if state.decoding])
         rows = self._scheduler.plan()
         if not rows:
             self._last_end_s = None
@@ -332,7 +334,11 @@ class Engine:
         draft_busy = 0.0
         if isinstance(self._drafts, WorkerSource):
             draft_busy, self._drafts.link.busy_s = self._drafts.link.busy_s, 0.0
-        self._outbox.put_off(Verdicts(current, verdict, commits, now, draft_busy))
+        verdicts = Verdicts(current, verdict, commits, now, draft_busy)
+        self._outbox.put_off(verdicts)
+        if isinstance(self._policy, AdaptiveDepth):
+            checked = [Checked(commit.state.row, commit.offered, commit.confirmed) for commit in commits]
+            self._policy.observe(verdicts.stats(), checked)
         self._last_end_s = now
 
     def _fail_rows(self, failure: Failed) -> None:
@@ -453,7 +459,8 @@ class Engine:
             self._attach_draft(channel, life, info)
 
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
-        self._policy = FixedDepth(self._config.depth, self._target.context_length, info.context_length)
+        timing = DraftTiming.WAITED if self._takes_turns(info) else DraftTiming.AHEAD
+        self._policy = self._depth_policy(timing, info.context_length)
         link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics)
         self._drafts = SerialDrafts(link) if self._takes_turns(info) else AheadDrafts(link)
         self._speculating = True
@@ -463,6 +470,12 @@ class Engine:
         """Draft and target cannot both work at once, or are not to."""
         outcomes = self._config.outcomes
         return draft.place == self._target.place if outcomes == "auto" else outcomes == 0
+
+    def _depth_policy(self, timing: DraftTiming, draft_context: int | None) -> DepthPolicy:
+        limits = FixedDepth(self._config.depth, self._target.context_length, draft_context)
+        if self._config.depth_policy == "fixed" or not limits.depth:
+            return limits
+        return AdaptiveDepth(limits, timing)
 
     def _lose(self, peer: str) -> None:
         if peer == "target":

@@ -74,13 +74,16 @@ class SerialDrafts(WorkerSource):
     # ---- planning
 
     def _plan_rows(self, rows: list[TargetRow]) -> list[DraftRow]:
-        """Most promising requests first; when KV runs short the least promising lose theirs and run at depth 0."""
+        """Most promising requests first; when KV runs short the least promising lose theirs and run at depth 0.
+
+        Nothing at all is sent for requests that are not drafted for now: what they lack is fed when they are again.
+        """
         planned: list[DraftRow] = []
         taken: set[int] = set()
         budget = self.link.config.max_batch_tokens
         among = [row.state for row in rows]
         for row in sorted(rows, key=lambda row: -promise(row.state)):
-            if not self.link.policy.wanted(row.state):
+            if not self.link.policy.drafting(row.state):
                 continue
             draft = self._plan_row(row, budget, taken, among)
             if draft is not None:

@@ -11,7 +11,7 @@ from specserve.coordinator.batches import CheckedRow, open_message
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
-from specserve.coordinator.depth import FixedDepth
+from specserve.coordinator.depth import DepthPolicy
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.sharing import shareable, siblings
@@ -42,7 +42,7 @@ class WorkerLink:
         channel: Channel,
         life: int,
         slots: SlotPool,
-        policy: FixedDepth,
+        policy: DepthPolicy,
         metrics: EngineMetrics,
     ) -> None:
         self.life = life

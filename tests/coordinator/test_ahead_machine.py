@@ -46,10 +46,11 @@ class AheadMachine(EngineMachine):
         blocks=st.sampled_from([16, 24]),
         slots=st.sampled_from([8, 60]),
         outcomes=st.sampled_from([1, 2, 5, 30, "auto"]),
+        policy=st.sampled_from(["fixed", "adaptive"]),
     )
-    def build(self, depth, blocks, slots, outcomes):
+    def build(self, depth, blocks, slots, outcomes, policy):
         self.outcomes = outcomes
-        self.start(depth, blocks, slots)
+        self.start(depth, blocks, slots, policy)
 
     @rule()
     def the_draft_works(self):

@@ -480,3 +480,16 @@ def test_a_cancelled_call_is_skipped_and_the_loop_goes_on():
     loop.stop()
 
     assert ran == [2]
+
+
+def test_prompt_positions_are_counted_once_and_decode_rows_never():
+    """Of prompts of 3, 20 and 9 tokens all but the last count, which the first token's base; none does later."""
+    pipeline = Pipeline(depth=2, end=1000)
+    for name, length in [("a", 3), ("b", 20), ("c", 9)]:
+        pipeline.submit(name, range(length), max_tokens=9)
+    pipeline.settle()
+
+    counted = next(
+        line for line in pipeline.metrics.render().splitlines() if line.startswith("specserve_prefill_tokens_total")
+    )
+    assert float(counted.rsplit(" ", 1)[1]) == 2 + 19 + 8

@@ -27,14 +27,20 @@ class EngineMachine(RuleBasedStateMachine):
         """What request `number` must say."""
         return reference(prompt, count)
 
-    @initialize(depth=st.sampled_from([0, 1, 3, 6]), blocks=st.sampled_from([16, 24]), slots=st.sampled_from([6, 20]))
-    def build(self, depth, blocks, slots):
-        self.start(depth, blocks, slots)
+    @initialize(
+        depth=st.sampled_from([0, 1, 3, 6]),
+        blocks=st.sampled_from([16, 24]),
+        slots=st.sampled_from([6, 20]),
+        policy=st.sampled_from(["fixed", "adaptive"]),
+    )
+    def build(self, depth, blocks, slots, policy):
+        self.start(depth, blocks, slots, policy)
 
-    def start(self, depth, blocks, slots):
+    def start(self, depth, blocks, slots, policy="fixed"):
         """An empty pipeline."""
         self.pipeline = self.pipeline_of(
             depth=depth,
+            depth_policy=policy,
             blocks=blocks,
             draft_blocks=16,
             slots=max(depth, slots),

@@ -1,0 +1,227 @@
+"""Depth by what it was measured to bring: draft slots by marginal gain, and no drafting where plain decoding is faster.
+
+While drafting, each round admits those slots of the whole batch that make most tokens per second, by the acceptance of
+every request and the measured cost of rounds. Where even the best set makes no more than plain rounds, drafting stops,
+and is tried now and then on a few requests to see whether it pays again. (Goodput as what to maximise, and 0 as a
+depth like others: SmartSpec, Liu et al. 2024.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+import numpy as np
+
+from specserve.coordinator.acceptance import Acceptance
+from specserve.coordinator.costs import FloatArray, RoundCosts
+from specserve.coordinator.depth import Checked, FixedDepth
+from specserve.coordinator.drafting_switch import DraftingSwitch
+from specserve.coordinator.marginal_gain import Admitted, admit
+from specserve.coordinator.requests import RequestState
+from specserve.transport.messages import Array
+from specserve.types import RoundStats, RowId
+
+_TRIED_REQUESTS = 4
+"""Requests that take part in a trial of drafting."""
+
+_DELIVERY_WEIGHT = 0.1
+"""Of one round in the running mean of what was delivered."""
+
+_BELIEF_ROUNDS = 64.0
+"""Rounds that the prediction counts as right for before any was measured; and how long a measured one counts."""
+
+_OLD_NEWS = 0.05
+"""How much of the correction each trial of drafting takes back: what made it may be over."""
+
+_LATE, _SLOWEST = 1.25, 3.0
+"""Times its expected length that a round counts for at most, in the correction of the gain and in what a trial lost.
+Costs are medians; to count late rounds in full on one side of a comparison only would hold every gain too low."""
+
+
+class DraftTiming(Enum):
+    """When drafts are made, and so what they cost."""
+
+    WAITED = auto()  # the round waits for its own drafts
+    AHEAD = auto()  # beside the round before: hidden, and not there when another outcome came
+    FREE = auto()  # guessed at once, or not at all
+
+
+class AdaptiveDepth:
+    """A `DepthPolicy` that learns. `limits` bounds every depth that it gives, and is at least 1."""
+
+    def __init__(self, limits: FixedDepth, timing: DraftTiming) -> None:
+        self._limits = limits
+        self._timing = timing
+        self._switch = DraftingSwitch(trial_rounds=3 if timing is DraftTiming.AHEAD else 1)
+        self._costs = RoundCosts()
+        self._acceptance = Acceptance(limits.depth)
+        self._delivered = 1.0  # share of what admitted drafts promise that is there in time
+        self._predicted = 1.0  # gain of drafting over plain decoding
+        self._plain_rounds = _BELIEF_ROUNDS  # what the tokens of measured rounds would have taken without drafts
+        self._drafted_rounds = _BELIEF_ROUNDS  # what they were predicted to
+        self._since_offer = 0
+        self._tried: list[RowId] = []
+        self._next_tried = 0
+        self._depths: dict[RowId, int] = {}
+        self._ahead: dict[RowId, int] = {}
+        self._expected_s: float | None = None
+
+    @property
+    def depth(self) -> int:
+        """See `DepthPolicy`."""
+        return self._limits.depth
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as plain decoding drafting is held to be: as predicted, corrected by what was seen."""
+        return self._predicted * self._plain_rounds / self._drafted_rounds
+
+    def wanted(self, state: RequestState) -> int:
+        """See `DepthPolicy`."""
+        return self._limits.wanted(state)
+
+    def of(self, state: RequestState) -> int:
+        """What was admitted."""
+        return self._depths.get(state.row, 0)
+
+    def ahead(self, state: RequestState) -> int:
+        """One more than what would be admitted if every draft were there, so that it may be; 0 where nothing would."""
+        if not self.drafting(state):
+            return 0
+        if self._switch.trying:
+            return 1
+        admitted = self._ahead.get(state.row, self.depth)
+        return min(admitted + 1, self.wanted(state)) if admitted else 0
+
+    def drafting(self, state: RequestState) -> bool:
+        """While on, every request that wants drafts; in a trial those that take part."""
+        if not self._switch.active or not self.wanted(state):
+            return False
+        return self._switch.on or state.row in self._tried
+
+    # ---- planning
+
+    def plan(self, states: Sequence[RequestState]) -> None:
+        """Decide whether to draft, and how much for whom."""
+        self._depths = {}
+        if not any(map(self.wanted, states)):
+            return
+        limits = np.array([self._limits.of(state) for state in states])
+        if self._switch.advance():
+            self._look(states, limits)
+        plain_known = self._costs.plain.knows(len(states))
+        if self._switch.consider_trial(self.gain, plain_known) and self._switch.trying:
+            self._choose_tried(states)
+        if self._switch.active:
+            self._admit(states, limits)
+
+    def _look(self, states: Sequence[RequestState], limits: Array) -> None:
+        """Turn drafting on or off by what it would bring with all drafts at hand, and see for whom it would."""
+        self._acceptance.keep_only([state.row for state in states])
+        best = self._best(self._survival(states), limits, self._delivered)
+        plain_s = self._costs.plain_s(len(states))
+        if best is None or plain_s is None:
+            return
+        self._predicted = best.goodput * plain_s / len(states)
+        self._ahead = {state.row: depth for state, depth in zip(states, best.depths.tolist(), strict=True)}
+        self._switch.look(self.gain if best.depths.any() else 0.0)
+
+    def _choose_tried(self, states: Sequence[RequestState]) -> None:
+        """The next few in turn, so that no request stands for all."""
+        wanting = [state.row for state in states if self.wanted(state)]
+        first = self._next_tried % len(wanting)
+        self._next_tried = first + _TRIED_REQUESTS
+        self._tried = [*wanting[first:], *wanting[:first]][:_TRIED_REQUESTS]
+
+    def _admit(self, states: Sequence[RequestState], limits: Array) -> None:
+        """Slots for the round; of drafts made ahead only those that are there."""
+        there = limits
+        if self._timing is DraftTiming.AHEAD:
+            there = np.minimum(limits, [len(state.chain.tokens) for state in states])
+        depths = self._trial(states, there) if self._switch.trying else self._most_gain(states, limits, there)
+        self._depths = {state.row: depth for state, depth in zip(states, depths.tolist(), strict=True)}
+
+    def _trial(self, states: Sequence[RequestState], there: Array) -> Array:
+        """One slot for each request that takes part."""
+        tried = np.array([state.row in self._tried for state in states])
+        if self._timing is DraftTiming.AHEAD and not self._switch.trial_begins and tried.any():
+            self._count_delivered(float((there[tried] > 0).mean()))
+        self._expected_s = None
+        depths: Array = np.minimum(there, tried)
+        return depths
+
+    def _most_gain(self, states: Sequence[RequestState], limits: Array, there: Array) -> Array:
+        survival = self._survival(states)
+        if self._timing is DraftTiming.AHEAD:
+            asked = np.minimum(limits, [self._ahead.get(state.row, self.depth) for state in states])
+            promised = _worth(survival, asked)
+            if promised > 0:
+                self._count_delivered(_worth(survival, np.minimum(asked, there)) / promised)
+            best = self._best(survival, there, 1.0)
+        else:
+            best = self._best(survival, limits, self._delivered)
+        self._expected_s = None if best is None else best.seconds
+        return there if best is None else best.depths
+
+    def _survival(self, states: Sequence[RequestState]) -> FloatArray:
+        return self._acceptance.survival([state.row for state in states])
+
+    def _best(self, survival: FloatArray, limits: Array, delivered: float) -> Admitted | None:
+        """The best set of slots; None while no round was measured."""
+        rows = len(limits)
+        if self._costs.plain_s(rows) is None:
+            return None
+        step_s = self._costs.draft_step.at(rows) or 0.0
+        return admit(survival, limits, lambda slots: self._costs.seconds(rows, slots), step_s, delivered)
+
+    def _count_delivered(self, share: float) -> None:
+        self._delivered += _DELIVERY_WEIGHT * (share - self._delivered)
+
+    # ---- learning
+
+    def observe(self, stats: RoundStats, checked: Sequence[Checked]) -> None:
+        """Learn from a round: of acceptance always, of costs where it held decode rows only."""
+        self._since_offer += 1
+        offers = [each for each in checked if each.offered]
+        if offers:
+            rows, offered, kept = zip(*offers, strict=True)
+            self._acceptance.observe(rows, offered, kept, self._since_offer)
+            self._since_offer = 0
+        planned = sum(self._depths.get(each.row, 0) for each in checked)
+        if planned and self._timing is not DraftTiming.AHEAD:
+            self._count_delivered(sum(each.offered for each in offers) / planned)
+        if checked and not stats.prefill_tokens:
+            self._observe_costs(stats, max(each.offered for each in checked))
+            self._observe_gain(stats, sum(each.kept + 1 for each in checked))
+
+    def _observe_costs(self, stats: RoundStats, deepest: int) -> None:
+        costs, waited_s = self._costs, 0.0
+        if self._timing is DraftTiming.WAITED:
+            waited_s = min(stats.draft_busy_s, stats.wall_s)
+            if deepest:
+                costs.draft_step.observe(stats.rows, waited_s / deepest)
+        seconds = stats.wall_s - waited_s
+        if deepest:
+            costs.observe(costs.checked, stats.positions, seconds)
+        else:
+            costs.observe(costs.bare if self._switch.active else costs.plain, stats.rows, seconds)
+
+    def _observe_gain(self, stats: RoundStats, tokens: int) -> None:
+        """Charge a trial for what it lost, and compare other rounds with drafts to what was predicted of them."""
+        plain_s = self._costs.plain_s(stats.rows)
+        if plain_s is None or not self._switch.active:
+            return
+        if self._switch.trying:
+            self._switch.charge(min(_SLOWEST, stats.wall_s / plain_s) - tokens / stats.rows)
+            self._plain_rounds += _OLD_NEWS * (self._drafted_rounds - self._plain_rounds)
+        elif self._expected_s is not None:
+            rounds = min(stats.wall_s, _LATE * self._expected_s) / plain_s
+            fade = 1 - 1 / _BELIEF_ROUNDS
+            self._plain_rounds = fade * self._plain_rounds + tokens / stats.rows
+            self._drafted_rounds = fade * self._drafted_rounds + self._predicted * rounds
+
+
+def _worth(survival: FloatArray, depths: Array) -> float:
+    """Tokens expected of chains of these lengths."""
+    return float(survival[np.arange(survival.shape[1]) < depths[:, None]].sum())

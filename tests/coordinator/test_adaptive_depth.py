@@ -1,0 +1,272 @@
+"""The adaptive depth policy in the engine, with workers that take a device's time by the test's clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from harness import HeldChannel, Pipeline
+from toy_workers import ToyDraft, reference
+
+from specserve.coordinator.drafting_switch import DraftingSwitch
+from specserve.transport.messages import Plan, PlanAhead, Push, Verify
+
+NEVER, ALWAYS = 1, 10**9
+"""The toy draft's `miss` at which it is always wrong, or always right."""
+
+
+class CountedChannel(HeldChannel):
+    """Remembers the plans that went to the draft."""
+
+    def __init__(self, worker, peer, life=0):
+        super().__init__(worker, peer, life)
+        self.plans = []
+
+    def send(self, message):
+        super().send(message)
+        if isinstance(message, Plan | PlanAhead):
+            self.plans.append(message)
+
+
+class TimedDraft(ToyDraft):
+    """Says how long its steps took; at R = 0 the pipeline's clock stands still for that long."""
+
+    step_s = 0.0
+
+    def handle(self, message):
+        return [
+            replace(reply, busy_s=self.step_s * max(1, int(message.depths.max(initial=0))))
+            if isinstance(reply, Push)
+            else reply
+            for reply in super().handle(message)
+        ]
+
+
+class Timed(Pipeline):
+    """plain_s is a plain round's time, slot_s what each draft adds, step_s what the draft takes for a step."""
+
+    def __init__(self, *, plain_s=0.010, jump_s=0.001, slot_s=0.0, step_s=0.0025, policy="adaptive", **fields):
+        size = {"context": 4096, "blocks": 4096, "draft_blocks": 8192, "slots": 4096, "prefill_chunk": 40}
+        super().__init__(
+            **{"depth": 6, "depth_policy": policy, "max_batch_tokens": 512, "max_requests": 64, "end": 1000}
+            | size
+            | fields,
+            make_draft=lambda: TimedDraft(miss=NEVER),
+            make_channel=CountedChannel,
+        )
+        self.plain_s, self.jump_s, self.slot_s, self.step_s = plain_s, jump_s, slot_s, step_s
+        self.history = []  # chain lengths of each round
+        if self.draft is not None:
+            self.draft.worker.step_s = step_s
+
+    def step(self):
+        self.engine.advance()
+        self.engine.flush()
+        serial = self.config.engine.outcomes == 0
+        if self.draft is not None and self.draft.held:
+            message = self.draft.held[0]
+            if serial and isinstance(message, Plan):
+                self.clock.now += self.step_s * max(1, int(message.depths.max(initial=0)))
+            self.draft.deliver(self.engine)
+            return True
+        if not self.verifier.held:
+            return False
+        if isinstance(self.verifier.held[0], Verify):
+            message = self.verifier.held[0]
+            slots = int(message.chain_lengths.sum())
+            self.clock.now += self.plain_s + (self.jump_s + self.slot_s * slots if slots else 0.0)
+            self.history.append(message.chain_lengths.tolist())
+        self.verifier.deliver(self.engine)
+        return True
+
+    def rounds(self, count):
+        """So many more rounds."""
+        until = len(self.history) + count
+        while len(self.history) < until:
+            assert self.step(), "the requests are over"
+        self.engine.check()
+
+    def deepest(self, last):
+        return [max(chains) for chains in self.history[-last:]]
+
+    @property
+    def switch(self):
+        return self.engine._policy._switch
+
+
+def running(requests=1, max_tokens=3000, prompt=4, **fields):
+    pipeline = Timed(**fields)
+    for index in range(requests):
+        pipeline.submit(f"r{index}", [index, 2, 3, 4][:prompt], max_tokens=max_tokens)
+    return pipeline
+
+
+@pytest.mark.parametrize("outcomes", [0, "auto"])
+def test_text_does_not_depend_on_the_policy(outcomes):
+    """Eight requests, a draft that is often wrong, switched on and off: the target's own text, and nothing is held."""
+    pipeline = running(8, max_tokens=120, outcomes=outcomes, slot_s=0.0005)
+    pipeline.draft.worker.miss = 2
+    pipeline.settle(20000)
+
+    for index in range(8):
+        assert pipeline.tokens(f"r{index}") == reference([index, 2, 3, 4], 120)
+    assert pipeline.idle()
+
+
+@pytest.mark.parametrize("outcomes", [0, "auto"])
+def test_drafts_that_are_never_kept_turn_drafting_off(outcomes):
+    """Acceptance 0: after 300 rounds at most one in ten drafts anything, and the time is plain decoding's within 3%."""
+    pipeline = running(outcomes=outcomes)
+    pipeline.rounds(300)
+    began = pipeline.clock.now
+    pipeline.rounds(600)
+
+    assert sum(depth > 0 for depth in pipeline.deepest(600)) < 60
+    assert pipeline.clock.now - began < 600 * pipeline.plain_s * 1.03
+
+
+def test_off_means_no_draft_message_at_all():
+    """R = 0: between two trials no plan is sent and no round waits; each trial is one plan."""
+    pipeline = running()
+    pipeline.rounds(400)
+    plans, trials = len(pipeline.draft.plans), 0
+    for _ in range(200):
+        before = len(pipeline.draft.plans)
+        pipeline.rounds(1)
+        trials += pipeline.deepest(1) != [0]
+        if pipeline.deepest(1) == [0]:
+            assert len(pipeline.draft.plans) - before <= 1  # that of the next round, if it is a trial
+    assert len(pipeline.draft.plans) - plans <= trials + 1
+    assert trials <= 200 // 16 + 1
+
+
+@pytest.mark.parametrize("outcomes", [0, 2])
+def test_drafting_comes_back_when_drafts_are_kept_again(outcomes):
+    """Off for 200 rounds; then the draft is always right: within 300 rounds whole chains are checked in most rounds."""
+    pipeline = running(outcomes=outcomes, depth=3)
+    pipeline.rounds(200)
+    assert not pipeline.switch.on
+    pipeline.draft.worker.miss = ALWAYS
+    pipeline.rounds(300)
+
+    assert pipeline.switch.on
+    assert sum(depth == 3 for depth in pipeline.deepest(40)) >= 30
+
+
+def test_a_steep_verification_turns_drafting_off_at_high_acceptance():
+    """16 requests whose draft is right: where each slot costs a third of a round per token, plain decoding is best."""
+    pipeline = running(16, slot_s=0.003, step_s=0.0)
+    pipeline.draft.worker.miss = ALWAYS
+    pipeline.rounds(100)
+    began = pipeline.clock.now
+    pipeline.rounds(150)
+
+    assert sum(map(sum, pipeline.history[-150:])) < 0.05 * 16 * 6 * 150
+    assert pipeline.clock.now - began < 150 * pipeline.plain_s * 1.03
+
+
+def test_full_chains_where_they_cost_nothing():
+    """A flat verification and a draft that is right: the whole depth in nearly every round."""
+    pipeline = running(4, max_tokens=2000, step_s=0.0)
+    pipeline.draft.worker.miss = ALWAYS
+    pipeline.rounds(120)
+
+    assert sum(depth == 6 for depth in pipeline.deepest(100)) >= 90
+
+
+def test_each_request_gets_its_own_depth():
+    """Two requests of which the draft knows one: chains go to that one, when each slot costs a tenth of a round."""
+    pipeline = running(2, slot_s=0.001, step_s=0.0)
+    worker = pipeline.draft.worker
+    right = worker._guess
+    worker.miss = ALWAYS
+    worker._guess = lambda prefix: right(prefix) if prefix[0] == 0 else (right(prefix) + 1) % 90
+    pipeline.rounds(200)
+
+    first, second = (sum(column) for column in zip(*pipeline.history[-60:], strict=True))
+    assert first > 4 * second
+
+
+def test_depth_stays_within_the_deployments_and_the_requests_own():
+    """No chain is longer than engine.depth, nor than the request asked for; 0 asks for none."""
+    pipeline = running(0, step_s=0.0, depth=5)
+    for index, depth in enumerate([None, 0, 2]):
+        pipeline.submit(f"r{index}", [index, 2, 3], max_tokens=900, depth=depth)
+    pipeline.draft.worker.miss = ALWAYS
+    pipeline.rounds(120)
+
+    deepest = [max(column) for column in zip(*(each for each in pipeline.history if len(each) == 3), strict=True)]
+    assert deepest == [5, 0, 2]
+
+
+def test_the_draft_catches_up_while_it_is_idle():
+    """R > 0 and off: what the draft lacks stays below 48 tokens, by plans that draft nothing, few and far between."""
+    pipeline = running(12, outcomes="auto")
+    pipeline.rounds(400)
+    states = pipeline.engine._states.values()
+    before, lacking = len(pipeline.draft.plans), 0
+    for _ in range(200):
+        pipeline.rounds(1)
+        lacking = max(lacking, *(len(state.tokens) - state.draft_cached for state in states))
+
+    feeds = [plan for plan in pipeline.draft.plans[before:] if not plan.branch_counts.sum()]
+    assert not pipeline.switch.on
+    assert lacking <= 48
+    assert 200 // 48 <= len(feeds) <= 200 // 4
+
+
+def test_a_guesser_that_knows_nothing_right_is_no_longer_asked():
+    """A model-free speculator costs only verification; where its guesses are wrong that is saved too."""
+    asked = []
+
+    class Wrong:
+        def open(self, row, tokens): ...
+        def extend(self, row, tokens): ...
+        def close(self, row): ...
+        def guess(self, row, depth):
+            asked.append(depth)
+            return [96] * depth
+
+    pipeline = running(draft=False, guesser=Wrong())
+    pipeline.rounds(300)
+    asked.clear()
+    pipeline.rounds(300)
+
+    assert len(asked) < 30
+
+
+def flips(gains):
+    switch = DraftingSwitch(1)
+    switch.consider_trial(1.0, False)
+    states = []
+    for gain in gains:
+        for _ in range(8):
+            if switch.advance():
+                switch.look(gain)
+        states.append(switch.on)
+    return sum(before != after for before, after in pairwise(states))
+
+
+def test_gains_around_one_do_not_switch_back_and_forth():
+    """Hysteresis: noise of ±4% around 1 turns drafting off at most once; a lasting change still does, and back."""
+    noise = [1.04, 0.97, 1.03, 0.96, 1.0, 0.99, 0.98, 1.03, 1.04, 0.97, 0.96, 1.02] * 5
+
+    assert flips(noise) <= 1
+    assert flips([1.2, 0.9, 1.2, 0.9, 1.2]) == 0
+    assert flips([1.3] * 5 + [0.8] * 5 + [1.3] * 5) == 2
+
+
+def test_trials_of_drafting_lose_a_hundredth_at_most():
+    """A trial that loses half a round is followed by fifty without; a cheaper one by fewer, never below sixteen."""
+    for loss, gap in [(0.5, 50), (2.0, 200), (0.01, 16), (99.0, 512)]:
+        switch = DraftingSwitch(1)
+        switch.look(0.5)
+        switch.look(0.5)
+        trials = []
+        for number in range(1300):
+            switch.advance()
+            if switch.consider_trial(0.5, True):
+                trials.append(number)
+                switch.charge(loss)
+        assert trials[2] - trials[1] == pytest.approx(gap, abs=2)
