@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from specserve.errors import ConfigError
 
@@ -110,19 +110,50 @@ class EngineConfig(Section):
 
 
 class ServerConfig(Section):
-    """The HTTP side."""
+    """The HTTP side. Limits hold for each ingress replica."""
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    api_keys: tuple[SecretStr, ...] = Field(
+        (), description="keys of clients; once there is one, every request needs one"
+    )
+    admin_key: SecretStr | None = Field(None, description="key that /metrics and /load need; None lets any key do")
+    open_metrics: bool = Field(False, description="/metrics without a key")
+    cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://chat.example.org")
+    strict_params: bool = Field(False, description="refuse unknown request fields instead of ignoring them")
+    max_inflight: int = Field(512, ge=1, description="POST requests worked on at once before a 429")
+    max_inflight_per_key: int | None = Field(None, ge=1, description="POST requests of one API key at once")
+    max_header_bytes: int = Field(16 * 1024, ge=256)
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    body_timeout_s: float = Field(60.0, gt=0, description="longest time for a body to arrive")
+    max_prompts: int = Field(1024, ge=1, description="prompts in one request")
     max_stop_strings: int = Field(4, ge=1)
     max_stop_length: int = Field(256, ge=1, description="characters of one stop string")
     max_schema_bytes: int = Field(
-        64 * 1024, ge=1, description="UTF-8 bytes of a request's JSON schema, regex, choices or grammar"
+        64 * 1024, ge=1, description="UTF-8 bytes of a request's JSON schema, regex, choices, grammar or tools"
     )
+    max_tools: int = Field(128, ge=1, description="tools in one request")
+    max_logprobs: int = Field(20, ge=0, le=20, description="alternatives beside each token")
     default_max_tokens: int = Field(16, ge=1, description="answer length of /v1/completions when none is asked for")
-    max_n: int = Field(16, ge=1, description="answers to one prompt in one request")
+    max_n: int = Field(128, ge=1, description="answers to one prompt in one request")
     request_timeout_s: float = Field(600.0, gt=0)
+
+    @field_validator("api_keys", "admin_key")
+    @classmethod
+    def _usable_keys(cls, value: tuple[SecretStr, ...] | SecretStr | None) -> tuple[SecretStr, ...] | SecretStr | None:
+        keys = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not all(len(key) >= _SHORTEST_KEY and key.get_secret_value().isascii() for key in keys):
+            raise ValueError(f"a key must have at least {_SHORTEST_KEY} ASCII characters")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _usable_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            scheme, _, rest = origin.partition("://")
+            if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
+                raise ValueError(f"{origin!r} is no origin; write a scheme and a host, e.g. https://chat.example.org")
+        return value
 
 
 class ClusterConfig(Section):
@@ -182,6 +213,7 @@ def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
 
 
 _MOST_PROBLEMS = 10
+_SHORTEST_KEY = 8
 
 _KINDS = {
     "int": "a whole number",
