@@ -26,10 +26,26 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+class EmulatedConfig(Section):
+    """What a model of `source: emulated` says and whose time it takes; see `models/emulated.py`.
+
+    Acceptance and runners-up are those of a draft; a target ignores them.
+    """
+
+    profile: str = Field("qwen3-32b-0.6b-h100", description="a shipped device profile, or the path of a .json file")
+    seed: int = Field(0, description="of the language; the same for target and draft")
+    acceptance: float = Field(0.78, ge=0, le=1, description="how often the draft's first choice is the target's token")
+    runner_up_hit: float = Field(
+        0.9, ge=0, le=1, description="where it is not, how often the target's token is among the draft's runners-up"
+    )
+    runners_up: int = Field(3, ge=1, le=8, description="how many runners-up that is about")
+    strict: bool = Field(False, description="refuse a step that took longer to compute than the device takes")
+
+
 class ModelConfig(Section):
     """Where a model comes from and how it is held."""
 
-    source: str = Field("demo", description="`demo`, a folder with safetensors weights, or a .gguf file")
+    source: str = Field("demo", description="`demo`, `emulated`, a folder with safetensors weights, or a .gguf file")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, …")
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0 lets placement decide")
@@ -38,6 +54,7 @@ class ModelConfig(Section):
     kv_memory_gib: float = Field(1.0, gt=0, description="memory for KV pages when kv_blocks is None")
     allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
     trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
+    emulated: EmulatedConfig = Field(default_factory=EmulatedConfig)
 
 
 class DraftConfig(Section):
@@ -176,6 +193,16 @@ class Config(Section):
     server: ServerConfig = Field(default_factory=ServerConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     log_format: Literal["text", "json"] = Field("text", description="form of log lines")
+
+    @model_validator(mode="after")
+    def _one_language(self) -> Config:
+        target, draft = self.target, self.draft.model
+        if target.source == draft.source == "emulated" and target.emulated.seed != draft.emulated.seed:
+            raise ValueError(
+                f"target.emulated.seed {target.emulated.seed} and draft.model.emulated.seed {draft.emulated.seed} make "
+                f"two unrelated languages; an emulated draft knows its target's only with the same seed"
+            )
+        return self
 
     @property
     def served_name(self) -> str:

@@ -20,6 +20,7 @@ SpecserveError                     500  internal_error
 ├── Unavailable                    503  unavailable             starting, draining, or a worker is being replaced
 │   ├── DraftWorkerLost            503  draft_worker_lost       decoding goes on without drafts
 │   └── VerifierLost               503  verifier_lost           requests wait for the restarted verifier
+├── EmulationTooSlow               500  emulation_too_slow      an emulated device was slower than the real one
 ├── ChannelError                   503  channel_error           a message could not be carried
 ├── ProtocolError                  500  protocol_error          a peer sent what the protocol does not allow
 └── PoolError                      500  pool_error              a slot or block was freed twice, or never held
@@ -176,6 +177,12 @@ class VerifierLost(Unavailable):
     """The verifier is gone. Requests wait, bounded, and are refilled when it is back."""
 
     code = "verifier_lost"
+
+
+class EmulationTooSlow(SpecserveError):
+    """A step of an emulated device took longer to compute than the device takes; its timing would be a lie."""
+
+    code = "emulation_too_slow"
 
 
 class ChannelError(SpecserveError):
