@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument(
         "--url", default="http://127.0.0.1:8000", help="where the server is; default: http://127.0.0.1:8000"
     )
+    chat.add_argument("--api-key", help="key of the server; default: the environment's SPECSERVE_API_KEY")
     chat.add_argument("--model", help="model name; default: the first one served")
     chat.add_argument("--system", help="system prompt")
     chat.add_argument("--temperature", type=float, help="0 is greedy; default: the server's")
@@ -233,7 +234,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from specserve import logs
     from specserve.cluster.launch import serve_until_stopped
 
-    config = _runnable(arguments)
+    config = configs.keyed(_runnable(arguments), os.environ)
     logs.configure(config.log_format)
     serve_until_stopped(config, ray_address=arguments.ray_address)
     return 0
@@ -244,6 +245,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 
     chat = Chat(
         arguments.url,
+        api_key=arguments.api_key or os.environ.get("SPECSERVE_API_KEY"),
         model=arguments.model,
         system=arguments.system,
         temperature=arguments.temperature,

@@ -6,7 +6,7 @@ YAML files use the same names as this tree; units are in the names. What is *der
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -155,6 +155,11 @@ class ServerConfig(Section):
     max_n: int = Field(128, ge=1, description="answers to one prompt in one request")
     request_timeout_s: float = Field(600.0, gt=0)
 
+    @property
+    def open_to_others(self) -> bool:
+        """Other machines may ask, without a key."""
+        return self.host not in _LOOPBACK and not self.api_keys
+
     @field_validator("api_keys", "admin_key")
     @classmethod
     def _usable_keys(cls, value: tuple[SecretStr, ...] | SecretStr | None) -> tuple[SecretStr, ...] | SecretStr | None:
@@ -229,6 +234,25 @@ def parse(data: object, where: str = "config") -> Config:
         raise ConfigError("\n".join(lines)) from None
 
 
+def keyed(config: Config, environment: Mapping[str, str]) -> Config:
+    """The configuration with the keys of SPECSERVE_API_KEY (several with commas between) and SPECSERVE_ADMIN_KEY.
+
+    They replace those of the file, so that keys need not stand in files. Raises ConfigError for unusable ones.
+    """
+    keys: dict[str, Any] = {}
+    if clients := environment.get("SPECSERVE_API_KEY"):
+        keys["server.api_keys"] = [key.strip() for key in clients.split(",")]
+    if admin := environment.get("SPECSERVE_ADMIN_KEY"):
+        keys["server.admin_key"] = admin
+    return parse(override(config.model_dump(), keys), where="environment") if keys else config
+
+
+def unkeyed(config: Config) -> Config:
+    """The configuration without keys, for a server that only its own process asks."""
+    server = config.server.model_copy(update={"api_keys": (), "admin_key": None})
+    return config.model_copy(update={"server": server})
+
+
 def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
     """Every setting by its dotted name, e.g. `engine.depth`."""
     for name, field in section.model_fields.items():
@@ -241,6 +265,7 @@ def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
 
 _MOST_PROBLEMS = 10
 _SHORTEST_KEY = 8
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 _KINDS = {
     "int": "a whole number",
@@ -262,7 +287,7 @@ _BOUNDS = {
 def _told(problem: ErrorDetails) -> str:
     """One problem that pydantic found, in a line for people."""
     place = ".".join(str(part) for part in problem["loc"]) or "(root)"
-    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    kind, value, context = problem["type"], _input(problem), problem.get("ctx", {})
     if kind == "extra_forbidden":
         return f"unknown setting {place}{_suggestion(place)}"
     if kind == "model_type":
@@ -275,7 +300,7 @@ def _told(problem: ErrorDetails) -> str:
 
 
 def _wrong_kind(place: str, problem: ErrorDetails) -> str:
-    kind, value = problem["type"], problem["input"]
+    kind, value = problem["type"], _input(problem)
     wanted = _KINDS.get(kind.split("_", maxsplit=1)[0])
     if wanted is None:
         return f"{place}: {problem['msg']} (found {_shown(value)})"
@@ -283,6 +308,11 @@ def _wrong_kind(place: str, problem: ErrorDetails) -> str:
         return f"{place} is {wanted}, not a section with settings of its own (found {', '.join(map(str, value))})"
     wanted = f"one of {problem['ctx']['expected']}" if kind == "literal_error" else wanted
     return f"{place}: expected {wanted} (found {_shown(value)})"
+
+
+def _input(problem: ErrorDetails) -> Any:
+    """What was found; keys are not shown to anybody."""
+    return "***" if "key" in str(problem["loc"]) else problem["input"]
 
 
 def _shown(value: object) -> str:
