@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from specserve.api import convert
 from specserve.api.access import Admission, HeaderLimit, Keys
 from specserve.api.body import read_object
+from specserve.api.document import document
 from specserve.api.errors import error_response
 from specserve.api.generate import EventStream, Job, collect, until_gone
 from specserve.api.jobs import Jobs
@@ -108,6 +109,7 @@ class _Api:
             ("/ready", "GET", self.ready),
             ("/metrics", "GET", self.metrics),
             ("/version", "GET", self.version),
+            ("/openapi.json", "GET", self.openapi),
             ("/load", "GET", self.load),
             ("/tokenize", "POST", self.tokenize),
             ("/detokenize", "POST", self.detokenize),
@@ -172,6 +174,11 @@ class _Api:
     async def version(self) -> Response:
         """The server's version."""
         return JSONResponse({"version": _version()})
+
+    async def openapi(self) -> Response:
+        """The OpenAPI document of all this."""
+        routes = [(path, method, str(handler.__doc__).splitlines()[0]) for path, method, handler in self.routes()]
+        return JSONResponse(document(routes, _version()))
 
     async def load(self) -> Response:
         """How many sequences run and wait, for balancers in front of several servers."""

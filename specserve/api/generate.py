@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from specserve.api import answers as out
-from specserve.api.answers import Answer, Head, Shape
+from specserve.api import objects as out
+from specserve.api.answers import Answer
 from specserve.api.errors import ClientGone, as_specserve, error_body, failure_of
 from specserve.api.limits import request_id_of
+from specserve.api.objects import Head
+from specserve.api.shapes import Shape
 from specserve.api.tools import CallReader
 from specserve.errors import DeadlineExceeded, SpecserveError
 from specserve.metrics import HttpMetrics

@@ -9,10 +9,11 @@ import uuid
 from dataclasses import replace
 
 from specserve.api import convert
-from specserve.api.answers import ChatShape, CompletionShape, Head, Shape
 from specserve.api.generate import Job
 from specserve.api.messages import messages_of, template_options
+from specserve.api.objects import Head
 from specserve.api.schemas import ChatBody, CompletionBody, Generation, StreamOptions
+from specserve.api.shapes import ChatShape, CompletionShape, Shape
 from specserve.api.speculation import predicted_text
 from specserve.api.structured import CheckStructured, structured_of
 from specserve.api.tools import Tools, tools_of

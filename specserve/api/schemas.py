@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from specserve.errors import UnsupportedField
 
@@ -13,6 +13,91 @@ _INT64 = 2**63
 
 REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
 """What a client may call its request."""
+
+_TEXT = {"type": "string"}
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_PARTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["type", "text"],
+        "properties": {"type": {"enum": ["text"]}, "text": _TEXT},
+    },
+}
+_TOOL = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"enum": ["function"]},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": _TEXT, "description": _TEXT, "parameters": {"type": "object"}},
+        },
+    },
+}
+_NAMED = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"enum": ["function"]},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": _TEXT}},
+    },
+}
+_PREDICTION = {
+    "type": "object",
+    "required": ["type", "content"],
+    "properties": {"type": {"enum": ["content"]}, "content": {"anyOf": [_TEXT, _PARTS]}},
+}
+
+
+def _either(*schemas: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": list(schemas)})
+
+
+_NOTHING = {"type": "null"}
+
+# What these hold is checked where it is converted, with better words than a schema's; here is what the document says.
+Prompts = Annotated[Any, _either(_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}})]
+Content = Annotated[Any, _either(_TEXT, _PARTS, _NOTHING)]
+Stop = Annotated[Any, _either(_TEXT, {"type": "array", "items": _TEXT}, _NOTHING)]
+ResponseFormat = Annotated[
+    Any,
+    _either(
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {
+                "type": {"enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {
+                    "type": "object",
+                    "required": ["name", "schema"],
+                    "properties": {"name": _TEXT, "schema": {"type": "object"}},
+                },
+            },
+        },
+        _NOTHING,
+    ),
+]
+StructuredOutputs = Annotated[
+    Any,
+    _either(
+        {
+            "type": "object",
+            "properties": {
+                "json": {"type": "object"},
+                "regex": _TEXT,
+                "choice": {"type": "array", "items": _TEXT},
+                "grammar": _TEXT,
+            },
+        },
+        _NOTHING,
+    ),
+]
+Prediction = Annotated[Any, _either(_PREDICTION, _NOTHING)]
+ToolList = Annotated[Any, _either({"type": "array", "items": _TOOL, "minItems": 1}, _NOTHING)]
+ToolChoice = Annotated[Any, _either({"enum": ["none", "auto", "required"]}, _NAMED, _NOTHING)]
+ToolCalls = Annotated[Any, _either({"type": "array", "items": {"type": "object"}}, _NOTHING)]
 
 
 class Body(BaseModel):
@@ -61,16 +146,16 @@ class Generation(ModelBody):
     bad_words: list[str] | None = Field(None, max_length=64)
     allowed_token_ids: list[int] | None = Field(None, min_length=1)
     n: int | None = Field(None, ge=1)
-    stop: Any = None
+    stop: Stop = None
     stop_token_ids: list[int] | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    prediction: Any = None
+    response_format: ResponseFormat = None
+    structured_outputs: StructuredOutputs = None
+    prediction: Prediction = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, pattern=REQUEST_ID)
@@ -79,7 +164,7 @@ class Generation(ModelBody):
 class CompletionBody(Generation):
     """POST /v1/completions. `prompt` is a text, a list of token ids, or a list of either."""
 
-    prompt: Any
+    prompt: Prompts
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)
@@ -90,9 +175,9 @@ class Message(Body):
     """One turn of a conversation. `content` is a text or a list of text parts."""
 
     role: str
-    content: Any = None
+    content: Content = None
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: ToolCalls = None
     tool_call_id: str | None = None
 
 
@@ -100,8 +185,8 @@ class ChatBody(Generation):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    tools: Any = None
-    tool_choice: Any = None
+    tools: ToolList = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -115,7 +200,7 @@ class TokenizeBody(ModelBody):
 
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-    tools: Any = None
+    tools: ToolList = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
