@@ -17,7 +17,8 @@ def tokenized(body: TokenizeBody, tokenizer: Tokenizer, card: ModelCard, most_to
     """The tokens of a text, or of a conversation with the beginning of its answer.
 
     Raises InvalidField unless exactly one of both is there, ContextLengthExceeded for texts that are longer than the
-    context whatever their tokens are (megabytes would keep a core busy for many seconds), and what the chat endpoint raises for messages and tools.
+    context whatever their tokens are (megabytes would keep a core busy for many seconds), and what the chat endpoint
+    raises for messages and tools.
     """
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt: send either a prompt or messages", param="prompt")
