@@ -151,14 +151,14 @@ def _server(options: Options) -> Iterator[tuple[str, bool]]:
 async def _loaded(url: str, kind: str, size: float, options: Options) -> list[Call]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        chance = random.Random(0)
+        prompts = random.Random(1)
 
         async def ask() -> Call:
-            return await _asked(client, chance.choice(CHATS), options.max_tokens)
+            return await _asked(client, prompts.choice(CHATS), options.max_tokens)
 
         if kind == "closed":
             return await closed_loop(ask, int(size), options.seconds)
-        return await open_loop(ask, size, options.seconds, chance)
+        return await open_loop(ask, size, options.seconds, random.Random(0))
 
 
 async def closed_loop(ask: Callable[[], Awaitable[Call]], clients: int, seconds: float) -> list[Call]:

@@ -115,7 +115,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
     ]:
         with pytest.raises(ConfigError, match=told):
             measure(Options(**wrong), print)
-    with pytest.raises(Unavailable, match="127.0.0.1:9"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
         measure(Options(url="http://127.0.0.1:9"), print)
 
 
