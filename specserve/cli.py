@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument(
         "--url", default="http://127.0.0.1:8000", help="where the server is; default: http://127.0.0.1:8000"
     )
+    chat.add_argument("--api-key", help="key of the server; default: the environment's SPECSERVE_API_KEY")
     chat.add_argument("--model", help="model name; default: the first one served")
     chat.add_argument("--system", help="system prompt")
     chat.add_argument("--temperature", type=float, help="0 is greedy; default: the server's")
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     ties.set_defaults(verb=_ties)
     _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
+    _load_arguments(bench.add_parser("load", help="what clients see under load, and what the HTTP side costs"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
     _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
@@ -131,6 +133,18 @@ def _pipeline_arguments(pipeline: argparse.ArgumentParser) -> None:
     pipeline.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
     pipeline.add_argument("--plot", type=Path, help="also draw tokens/s and limits into this file, e.g. a .png or .svg")
     pipeline.set_defaults(verb=_pipeline)
+
+
+def _load_arguments(load: argparse.ArgumentParser) -> None:
+    load.add_argument("--url", help="a running server; default: one of emulated devices on a Ray of its own")
+    load.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="device profile: a name or a .json file")
+    load.add_argument("--clients", type=_numbers, default=(1, 8, 64), help="closed loop, clients; default: 1,8,64")
+    load.add_argument("--rates", type=_floats, default=(4.0,), help="open loop, requests a second; default: 4")
+    load.add_argument("--seconds", type=float, default=10.0, help="how long each load comes; default: 10")
+    load.add_argument("--max-tokens", type=int, default=128, help="longest answer; default: 128")
+    load.add_argument("--json", type=Path, help="also write machine, versions, options and rows to this file")
+    load.add_argument("--plot", type=Path, help="draw the rows to this file (.png, .svg, .pdf)")
+    load.set_defaults(verb=_load)
 
 
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:
@@ -257,7 +271,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from specserve import logs
     from specserve.cluster.launch import serve_until_stopped
 
-    config = _runnable(arguments)
+    config = configs.keyed(_runnable(arguments), os.environ)
     logs.configure(config.log_format)
     serve_until_stopped(config, ray_address=arguments.ray_address)
     return 0
@@ -268,6 +282,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 
     chat = Chat(
         arguments.url,
+        api_key=arguments.api_key or os.environ.get("SPECSERVE_API_KEY"),
         model=arguments.model,
         system=arguments.system,
         temperature=arguments.temperature,
@@ -355,6 +370,32 @@ def _pipeline(arguments: argparse.Namespace) -> int:
     rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
     about = f"acceptance {options.acceptance:g}, runner-up hit {options.runner_up_hit:g}"
     show(f"{options.profile}, {options.rule}: {about}", table(rows))
+    if arguments.json is not None:
+        write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
+    if arguments.plot is not None:
+        plot(rows, arguments.plot)
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> int:
+    from specserve.bench.load import Options, measure, plot
+    from specserve.bench.report import check_json_path, show, write_json
+
+    for path in (arguments.json, arguments.plot):
+        if path is not None:
+            check_json_path(path)
+    options = Options(
+        url=arguments.url,
+        profile=arguments.profile,
+        clients=arguments.clients,
+        rates=arguments.rates,
+        seconds=arguments.seconds,
+        max_tokens=arguments.max_tokens,
+    )
+    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show(
+        f"{options.url or options.profile}: times as clients see them; good: first token in 0.5 s, 50 ms a token", rows
+    )
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
     if arguments.plot is not None:

@@ -6,13 +6,13 @@ YAML files use the same names as this tree; units are in the names. What is *der
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from specserve.errors import ConfigError
 
@@ -165,19 +165,55 @@ class EngineConfig(Section):
 
 
 class ServerConfig(Section):
-    """The HTTP side."""
+    """The HTTP side. Limits hold for each ingress replica."""
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    api_keys: tuple[SecretStr, ...] = Field(
+        (), description="keys of clients; once there is one, every request needs one"
+    )
+    admin_key: SecretStr | None = Field(None, description="key that /metrics and /load need; None lets any key do")
+    open_metrics: bool = Field(False, description="/metrics without a key")
+    cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://chat.example.org")
+    strict_params: bool = Field(False, description="refuse unknown request fields instead of ignoring them")
+    max_inflight: int = Field(512, ge=1, description="POST requests worked on at once before a 429")
+    max_inflight_per_key: int | None = Field(None, ge=1, description="POST requests of one API key at once")
+    max_header_bytes: int = Field(16 * 1024, ge=256)
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    body_timeout_s: float = Field(60.0, gt=0, description="longest time for a body to arrive")
+    max_prompts: int = Field(1024, ge=1, description="prompts in one request")
     max_stop_strings: int = Field(4, ge=1)
     max_stop_length: int = Field(256, ge=1, description="characters of one stop string")
     max_schema_bytes: int = Field(
-        64 * 1024, ge=1, description="UTF-8 bytes of a request's JSON schema, regex, choices or grammar"
+        64 * 1024, ge=1, description="UTF-8 bytes of a request's JSON schema, regex, choices, grammar or tools"
     )
+    max_tools: int = Field(128, ge=1, description="tools in one request")
+    max_logprobs: int = Field(20, ge=0, le=20, description="alternatives beside each token")
     default_max_tokens: int = Field(16, ge=1, description="answer length of /v1/completions when none is asked for")
-    max_n: int = Field(16, ge=1, description="answers to one prompt in one request")
+    max_n: int = Field(128, ge=1, description="answers to one prompt in one request")
     request_timeout_s: float = Field(600.0, gt=0)
+
+    @property
+    def open_to_others(self) -> bool:
+        """Other machines may ask, without a key."""
+        return self.host not in _LOOPBACK and not self.api_keys
+
+    @field_validator("api_keys", "admin_key")
+    @classmethod
+    def _usable_keys(cls, value: tuple[SecretStr, ...] | SecretStr | None) -> tuple[SecretStr, ...] | SecretStr | None:
+        keys = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not all(len(key) >= _SHORTEST_KEY and key.get_secret_value().isascii() for key in keys):
+            raise ValueError(f"a key must have at least {_SHORTEST_KEY} ASCII characters")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _usable_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            scheme, _, rest = origin.partition("://")
+            if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
+                raise ValueError(f"{origin!r} is no origin; write a scheme and a host, e.g. https://chat.example.org")
+        return value
 
 
 class ClusterConfig(Section):
@@ -236,6 +272,25 @@ def parse(data: object, where: str = "config") -> Config:
         raise ConfigError("\n".join(lines)) from None
 
 
+def keyed(config: Config, environment: Mapping[str, str]) -> Config:
+    """The configuration with the keys of SPECSERVE_API_KEY (several with commas between) and SPECSERVE_ADMIN_KEY.
+
+    They replace those of the file, so that keys need not stand in files. Raises ConfigError for unusable ones.
+    """
+    keys: dict[str, Any] = {}
+    if clients := environment.get("SPECSERVE_API_KEY"):
+        keys["server.api_keys"] = [key.strip() for key in clients.split(",")]
+    if admin := environment.get("SPECSERVE_ADMIN_KEY"):
+        keys["server.admin_key"] = admin
+    return parse(override(config.model_dump(), keys), where="environment") if keys else config
+
+
+def unkeyed(config: Config) -> Config:
+    """The configuration without keys, for a server that only its own process asks."""
+    server = config.server.model_copy(update={"api_keys": (), "admin_key": None})
+    return config.model_copy(update={"server": server})
+
+
 def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
     """Every setting by its dotted name, e.g. `engine.depth`."""
     for name, field in section.model_fields.items():
@@ -247,6 +302,8 @@ def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
 
 
 _MOST_PROBLEMS = 10
+_SHORTEST_KEY = 8
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 _KINDS = {
     "int": "a whole number",
@@ -268,7 +325,7 @@ _BOUNDS = {
 def _told(problem: ErrorDetails) -> str:
     """One problem that pydantic found, in a line for people."""
     place = ".".join(str(part) for part in problem["loc"]) or "(root)"
-    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    kind, value, context = problem["type"], _input(problem), problem.get("ctx", {})
     if kind == "extra_forbidden":
         return f"unknown setting {place}{_suggestion(place)}"
     if kind == "model_type":
@@ -281,7 +338,7 @@ def _told(problem: ErrorDetails) -> str:
 
 
 def _wrong_kind(place: str, problem: ErrorDetails) -> str:
-    kind, value = problem["type"], problem["input"]
+    kind, value = problem["type"], _input(problem)
     wanted = _KINDS.get(kind.split("_", maxsplit=1)[0])
     if wanted is None:
         return f"{place}: {problem['msg']} (found {_shown(value)})"
@@ -289,6 +346,11 @@ def _wrong_kind(place: str, problem: ErrorDetails) -> str:
         return f"{place} is {wanted}, not a section with settings of its own (found {', '.join(map(str, value))})"
     wanted = f"one of {problem['ctx']['expected']}" if kind == "literal_error" else wanted
     return f"{place}: expected {wanted} (found {_shown(value)})"
+
+
+def _input(problem: ErrorDetails) -> Any:
+    """What was found; keys are not shown to anybody."""
+    return "***" if "key" in str(problem["loc"]) else problem["input"]
 
 
 def _shown(value: object) -> str:

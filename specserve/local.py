@@ -138,6 +138,7 @@ class LocalEngine:
             verifier=verifier,
             drafter=drafter,
             guesser=parts.guesser,
+            guessers=drafting.guessers_of(self.config.draft),
             tokenizer=parts.tokenizer,
             metrics=self._metrics,
             sink=self._deliver,
@@ -153,6 +154,8 @@ class LocalEngine:
             vocab_size=parts.target.vocab_size,
             max_depth=self.config.engine.depth,
             speculator=self.config.draft.speculator,
+            rules=parts.target.rules,
+            sources=drafting.sources_of(self.config.draft, self.config.engine.depth),
         )
 
     def _deliver(self, _owner: str, deltas: tuple[Delta, ...]) -> None:

@@ -3,13 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from specserve.errors import UnsupportedField
 
 _INT64 = 2**63
+
+REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
+"""What a client may call its request."""
+
+_TEXT = {"type": "string"}
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_PARTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["type", "text"],
+        "properties": {"type": {"enum": ["text"]}, "text": _TEXT},
+    },
+}
+_TOOL = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"enum": ["function"]},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": _TEXT, "description": _TEXT, "parameters": {"type": "object"}},
+        },
+    },
+}
+_NAMED = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"enum": ["function"]},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": _TEXT}},
+    },
+}
+_PREDICTION = {
+    "type": "object",
+    "required": ["type", "content"],
+    "properties": {"type": {"enum": ["content"]}, "content": {"anyOf": [_TEXT, _PARTS]}},
+}
+
+
+def _either(*schemas: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": list(schemas)})
+
+
+_NOTHING = {"type": "null"}
+
+# What these hold is checked where it is converted, with better words than a schema's; here is what the document says.
+Prompts = Annotated[Any, _either(_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}})]
+Content = Annotated[Any, _either(_TEXT, _PARTS, _NOTHING)]
+Stop = Annotated[Any, _either(_TEXT, {"type": "array", "items": _TEXT}, _NOTHING)]
+ResponseFormat = Annotated[
+    Any,
+    _either(
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {
+                "type": {"enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {
+                    "type": "object",
+                    "required": ["name", "schema"],
+                    "properties": {"name": _TEXT, "schema": {"type": "object"}},
+                },
+            },
+        },
+        _NOTHING,
+    ),
+]
+StructuredOutputs = Annotated[
+    Any,
+    _either(
+        {
+            "type": "object",
+            "properties": {
+                "json": {"type": "object"},
+                "regex": _TEXT,
+                "choice": {"type": "array", "items": _TEXT},
+                "grammar": _TEXT,
+            },
+        },
+        _NOTHING,
+    ),
+]
+Prediction = Annotated[Any, _either(_PREDICTION, _NOTHING)]
+ToolList = Annotated[Any, _either({"type": "array", "items": _TOOL, "minItems": 1}, _NOTHING)]
+ToolChoice = Annotated[Any, _either({"enum": ["none", "auto", "required"]}, _NAMED, _NOTHING)]
+ToolCalls = Annotated[Any, _either({"type": "array", "items": {"type": "object"}}, _NOTHING)]
 
 
 class Body(BaseModel):
@@ -26,18 +114,25 @@ class StreamOptions(Body):
 
 
 class Speculation(Body):
-    """Per-request speculation: off, or another depth than the deployment's. Unknown keys are refused."""
+    """Per-request speculation: off, or other than the deployment's. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
     depth: int | None = Field(None, ge=0)
+    rule: str | None = None
+    source: str | None = None
 
 
-class Generation(Body):
-    """What both endpoints share. null means the default everywhere."""
+class ModelBody(Body):
+    """What names a model; the only one served is meant where it does not."""
 
     model: str | None = None
+
+
+class Generation(ModelBody):
+    """What both endpoints share. null means the default everywhere."""
+
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
@@ -51,24 +146,28 @@ class Generation(Body):
     bad_words: list[str] | None = Field(None, max_length=64)
     allowed_token_ids: list[int] | None = Field(None, min_length=1)
     n: int | None = Field(None, ge=1)
-    stop: Any = None
+    stop: Stop = None
     stop_token_ids: list[int] | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
-    response_format: Any = None
-    structured_outputs: Any = None
+    response_format: ResponseFormat = None
+    structured_outputs: StructuredOutputs = None
+    prediction: Prediction = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    request_id: str | None = Field(None, pattern=REQUEST_ID)
 
 
 class CompletionBody(Generation):
     """POST /v1/completions. `prompt` is a text, a list of token ids, or a list of either."""
 
-    prompt: Any
+    prompt: Prompts
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=1)
 
 
@@ -76,22 +175,43 @@ class Message(Body):
     """One turn of a conversation. `content` is a text or a list of text parts."""
 
     role: str
-    content: Any = None
-    tool_calls: Any = None
+    content: Content = None
+    name: str | None = None
+    tool_calls: ToolCalls = None
+    tool_call_id: str | None = None
 
 
 class ChatBody(Generation):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
+    tools: ToolList = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(None, ge=0)
 
 
-IGNORED = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-)
+class TokenizeBody(ModelBody):
+    """POST /tokenize: a text, or a conversation in the chat template."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    tools: ToolList = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(ModelBody):
+    """POST /detokenize."""
+
+    tokens: list[int]
+
+
+IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """Bookkeeping fields that change nothing here."""
 
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -114,21 +234,19 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": (),
     "function_call": ("none", "auto"),
-    "prediction": (),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
     "documents": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+    "parallel_tool_calls": (True, False),
     "reasoning_effort": (),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
 }
 """Fields that would change the answer, each with the values that ask for nothing; null always asks for nothing.
@@ -137,7 +255,7 @@ Those that one endpoint has are unsupported at the other.
 """
 
 
-def refuse_unsupported(data: Mapping[str, object], body: type[Generation]) -> None:
+def refuse_unsupported(data: Mapping[str, object], body: type[Body]) -> None:
     """Raise UnsupportedField for the first field that asks for something this endpoint does not do."""
     for name, value in data.items():
         if name not in _UNSUPPORTED or value is None or name in body.model_fields:
@@ -146,7 +264,7 @@ def refuse_unsupported(data: Mapping[str, object], body: type[Generation]) -> No
             raise UnsupportedField(f"{name} is not supported by this server{_hint(name)}", param=name)
 
 
-def unknown(data: Mapping[str, object], body: type[Generation]) -> list[str]:
+def unknown(data: Mapping[str, object], body: type[Body]) -> list[str]:
     """The keys of a body that were ignored because nobody here knows them."""
     return [name for name in data.keys() - body.model_fields.keys() - _UNSUPPORTED.keys() - IGNORED]
 

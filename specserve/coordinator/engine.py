@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from specserve.config import Config
@@ -27,6 +27,7 @@ from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
+from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
 from specserve.coordinator.requests import RequestState, Stage, admitted
 from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import Scheduler, TargetRow
@@ -78,9 +79,13 @@ class Engine:
         sink: Sink,
         life: int = 0,
         draft_life: int = 0,
+        guessers: Mapping[str, RequestGuesser] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError when the workers' limits can never serve a request."""
+        """guessers are the model-free speculators that a request may have for its own.
+
+        Raises ConfigError when the workers' limits can never serve a request.
+        """
         check_limits(config.engine, target, draft)
         self._config = config.engine
         self._target = target
@@ -93,6 +98,7 @@ class Engine:
         self._blocks = BlockPool(target.blocks, target.block_tokens)
         self._policy = self._depth_policy(DraftTiming.FREE, None)
         self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(guesser)
+        self._own_drafts = OwnDrafts(guessers or {}, config.draft.speculator, self._slots)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
@@ -137,6 +143,7 @@ class Engine:
         if request.id in self._states:
             raise InvalidField(f"a request with id {request.id!r} is already running", param="request_id")
         check_request(request, self._config, self._target)
+        self._own_drafts.check(request)
         places = max(0, self._config.max_requests - len(self._scheduler.running))
         if len(self._scheduler.waiting) >= self._config.queue_limit + places:
             raise Overloaded(f"the queue is full ({self._config.queue_limit} requests wait); try again later")
@@ -268,7 +275,7 @@ class Engine:
             suspect.depth = 0
             self._verify([suspect])
             return
-        if self._drafts.begin(rows):
+        if self._drafts.begin(self._own_drafts.begin(rows)):
             self._planned = rows
             self._draft_deadline_s = now + self._config.draft_wait_s
         else:
@@ -328,7 +335,9 @@ class Engine:
         self._outbox.book()
         self._close_round(current)
         commits = self._committer.apply(current, verdict, scores)
-        self._drafts.committed([commit for commit in commits if commit.finish is None])
+        going_on = [commit for commit in commits if commit.finish is None]
+        self._drafts.committed(going_on)
+        self._own_drafts.committed(going_on)
         now = self._clock()
         self._drafts.settled(now)
         draft_busy = 0.0
@@ -398,6 +407,7 @@ class Engine:
         self._scheduler.remove(state)
         del self._states[state.request.id]
         self._drafts.forget(state)
+        self._own_drafts.forget(state)
         if not state.in_flight:
             self._release_target(state)
         stats = state.stats(self._clock())
@@ -415,6 +425,7 @@ class Engine:
         state.target_cached = 0
         self._release_target(state)
         self._drafts.forget(state)
+        self._own_drafts.forget(state)
         self._metrics.preempted()
 
     def refuse(self, owner: str, delta: Delta) -> None:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import takewhile
 
 from specserve.coordinator.blocks import empty_table
 from specserve.coordinator.chain import NOTHING, Chain
@@ -65,6 +66,9 @@ class RequestState:
     histogram: list[int] = field(default_factory=list)
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the first prompt tokens, until reported
     prompt_scored: int = 1  # nothing precedes the first token
+    predicted: list[int] = field(default_factory=list)  # what the client's prediction says of this round
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
     longest: int = field(init=False)  # tokens when max_tokens are used up
     scored: bool = field(init=False)  # log-probabilities were asked for
 
@@ -100,6 +104,7 @@ class RequestState:
 
     def take(self, tokens: Sequence[int], offered: int, kept: int, clock: Callable[[], float]) -> None:
         """Commit tokens, which a round made with `kept` of `offered` drafts."""
+        self.count_prediction(offered, tokens)
         self.tokens += tokens
         if self.first_token_s is None and tokens:
             self.first_token_s = clock()
@@ -109,6 +114,14 @@ class RequestState:
         if len(self.histogram) <= kept:
             self.histogram.extend([0] * (kept + 1 - len(self.histogram)))
         self.histogram[kept] += 1
+
+    def count_prediction(self, offered: int, tokens: Sequence[int]) -> None:
+        """Book what this round's tokens make of the client's prediction, of which `offered` tokens were drafts."""
+        predicted, self.predicted = self.predicted, []
+        if predicted:
+            agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(predicted, tokens, strict=False)))
+            self.accepted_prediction += agreed
+            self.rejected_prediction += max(0, offered - agreed)
 
     def stats(self, now_s: float) -> RequestStats:
         """The request's costs as of now."""
@@ -124,6 +137,8 @@ class RequestState:
             queue_s=started - self.arrived_s,
             first_token_s=first - self.arrived_s,
             total_s=now_s - self.arrived_s,
+            accepted_prediction_tokens=self.accepted_prediction,
+            rejected_prediction_tokens=self.rejected_prediction,
         )
 
 

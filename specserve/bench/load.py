@@ -1,0 +1,264 @@
+"""`specserve bench load`: what clients see under load, and what the HTTP side itself costs.
+
+Closed loop: so many clients, each of which asks again as soon as it is answered. Open loop: requests come at a rate,
+whether or not earlier ones are answered (exponential gaps, fixed seed). Prompts ship with the project, answers end
+where the model ends them. The server is given by its address, or is one of emulated devices on a Ray of its own; then
+the processor time of its HTTP side is counted too: Serve's proxy, the ingress, and the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from specserve import config as configs
+from specserve.bench.prompts import CHATS
+from specserve.bench.report import Row
+from specserve.errors import ConfigError, Unavailable
+from specserve.models import _device_profile
+
+Progress = Callable[[str], None]
+
+_HTTP_SIDE: Final = ("ProxyActor", "Ingress", "CoordinatorActor")
+_STREAMS, _TOKENS_PER_S = 64, 30
+"""The load of which the last column tells the share of one core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run. An answer is good when its first token and its time per token are within these times."""
+
+    url: str | None = None
+    profile: str = "qwen3-32b-0.6b-h100"
+    clients: tuple[int, ...] = (1, 8, 64)
+    rates: tuple[float, ...] = (4.0,)
+    seconds: float = 10.0
+    max_tokens: int = 128
+    good_first_s: float = 0.5
+    good_token_s: float = 0.05
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot be run."""
+        if any(count < 1 for count in self.clients) or any(rate <= 0 for rate in self.rates):
+            raise ConfigError("--clients takes numbers from 1, --rates numbers above 0")
+        if not self.clients and not self.rates:
+            raise ConfigError("there is nothing to measure; give --clients or --rates")
+        if self.seconds <= 0 or self.max_tokens < 2:
+            raise ConfigError("--seconds must be above 0, and --max-tokens at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as its client saw it; times are seconds. first_s is None where it was not answered."""
+
+    first_s: float | None
+    token_s: float | None = None
+    tokens: int = 0
+    events: int = 0
+
+
+def measure(options: Options, progress: Progress) -> list[Row]:
+    """A row for each load. Raises ConfigError, and Unavailable where there is no server."""
+    options.check()
+    rows: list[Row] = []
+    with _server(options) as (url, own):
+        _check_there(url)
+        for kind, size in [*(("closed", n) for n in options.clients), *(("open", rate) for rate in options.rates)]:
+            progress(f"{kind} loop, {size:g} {'clients' if kind == 'closed' else 'requests/s'}")
+            before = http_side_s() if own else 0.0
+            began = time.perf_counter()
+            calls = asyncio.run(_loaded(url, kind, size, options))
+            seconds = time.perf_counter() - began
+            used_s = http_side_s() - before if own else None
+            rows.append(row_of(kind, size, calls, seconds, used_s, options))
+    return rows
+
+
+def row_of(kind: str, size: float, calls: list[Call], seconds: float, used_s: float | None, options: Options) -> Row:
+    """What the calls of one load come to. used_s is the processor time of the HTTP side.
+
+    ttft is the time to the first text, tpot the mean time for each token after it, good_s good answers a second,
+    us_event processor time per streamed event, core_64x30 the share of a core for 64 streams of 30 tokens/s.
+    """
+    answered = [call for call in calls if call.first_s is not None]
+    first = [call.first_s for call in answered if call.first_s is not None]
+    each = [call.token_s for call in answered if call.token_s is not None]
+    good = sum(_is_good(call, options) for call in answered)
+    tokens, events = sum(call.tokens for call in answered), sum(call.events for call in answered)
+    return {
+        "loop": kind,
+        "load": size,
+        "requests": len(calls),
+        "failed": len(calls) - len(answered),
+        "tok_s": tokens / seconds,
+        "ttft_p50_ms": _ms(quantile(first, 0.5)),
+        "ttft_p99_ms": _ms(quantile(first, 0.99)),
+        "tpot_ms": _ms(sum(each) / len(each) if each else None),
+        "tpot_p99_ms": _ms(quantile(each, 0.99)),
+        "good_s": good / seconds,
+        "tok_event": tokens / events if events else None,
+        "us_event": 1e6 * used_s / events if used_s is not None and events else None,
+        "core_64x30": used_s / tokens * _STREAMS * _TOKENS_PER_S if used_s is not None and tokens else None,
+    }
+
+
+def quantile(values: Iterable[float], share: float) -> float | None:
+    """The smallest value that at least this share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def _is_good(call: Call, options: Options) -> bool:
+    in_time = call.first_s is not None and call.first_s <= options.good_first_s
+    return in_time and (call.token_s is None or call.token_s <= options.good_token_s)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _check_there(url: str) -> None:
+    try:
+        httpx.get(f"{url}/health", timeout=10)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unavailable(f"no answer from {url} ({error}); is there a server?") from None
+
+
+@contextmanager
+def _server(options: Options) -> Iterator[tuple[str, bool]]:
+    """The address, and whether the server is a child of this process."""
+    if options.url is not None:
+        yield options.url.rstrip("/").removesuffix("/v1"), False
+        return
+    from specserve.cluster.launch import running
+
+    settings = _device_profile.settings(options.profile) | {"server.port": 0, "engine.max_requests": 64}
+    with running(configs.parse(configs.override({}, settings))) as (url, _):
+        yield url, True
+
+
+async def _loaded(url: str, kind: str, size: float, options: Options) -> list[Call]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+        prompts = random.Random(1)
+
+        async def ask() -> Call:
+            return await _asked(client, prompts.choice(CHATS), options.max_tokens)
+
+        if kind == "closed":
+            return await closed_loop(ask, int(size), options.seconds)
+        return await open_loop(ask, size, options.seconds, random.Random(0))
+
+
+async def closed_loop(ask: Callable[[], Awaitable[Call]], clients: int, seconds: float) -> list[Call]:
+    """Each client asks again when it is answered, until the time is over; what runs then is waited for."""
+    end_s = time.perf_counter() + seconds
+    calls: list[Call] = []
+
+    async def client() -> None:
+        while time.perf_counter() < end_s:
+            calls.append(await ask())
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return calls
+
+
+async def open_loop(
+    ask: Callable[[], Awaitable[Call]], rate: float, seconds: float, chance: random.Random
+) -> list[Call]:
+    """Requests come with exponential gaps, `rate` a second on average; all are waited for."""
+    began_s = time.perf_counter()
+    due_s, tasks = 0.0, []
+    while (due_s := due_s + chance.expovariate(rate)) < seconds:
+        await asyncio.sleep(began_s + due_s - time.perf_counter())
+        tasks.append(asyncio.ensure_future(ask()))
+    return list(await asyncio.gather(*tasks))
+
+
+async def _asked(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Call:
+    body = {
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    began_s = time.perf_counter()
+    times: list[float] = []
+    tokens = 0
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if reply.status_code != 200 or not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    return Call(None)
+                if any(choice["delta"].get("content") for choice in event["choices"]):
+                    times.append(time.perf_counter())
+                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    except httpx.HTTPError:
+        return Call(None)
+    if not times:
+        return Call(None)
+    per_token = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
+    return Call(times[0] - began_s, per_token, tokens, len(times))
+
+
+def http_side_s() -> float:
+    """Processor seconds so far of the proxy, ingress and coordinator that descend from this process."""
+    parents, used, named = {}, {}, set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                title = (folder / "cmdline").read_text()
+            except OSError:  # it ended meanwhile
+                continue
+            pid = int(folder.name)
+            parents[pid], used[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+            if any(name in title for name in _HTTP_SIDE):
+                named.add(pid)
+    return sum(used[pid] for pid in named if _descends(pid, parents)) / os.sysconf("SC_CLK_TCK")
+
+
+def _descends(pid: int, parents: dict[int, int]) -> bool:
+    while pid in parents and pid != os.getpid():
+        pid = parents[pid]
+    return pid == os.getpid()
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Draw first-token and per-token times (99th percentiles, median of the first) by load. Raises ConfigError."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib, or the extra specserve[dev]") from None
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for panel, (loop, unit) in zip(figure.subplots(1, 2), (("closed", "clients"), ("open", "requests/s")), strict=True):
+        _draw(panel, [row for row in rows if row["loop"] == loop], unit)
+        panel.set_title(f"{loop} loop")
+    figure.savefig(path)
+
+
+def _draw(panel: Any, rows: list[Row], unit: str) -> None:
+    loads = [row["load"] for row in rows]
+    for name, label in (
+        ("ttft_p50_ms", "first token, median"),
+        ("ttft_p99_ms", "first token, p99"),
+        ("tpot_p99_ms", "per token, p99"),
+    ):
+        panel.plot(loads, [row[name] for row in rows], "o-", label=label)
+    panel.set(xlabel=unit, ylabel="ms", yscale="log")
+    if rows:
+        panel.legend()

@@ -1,0 +1,132 @@
+"""The load bench: loops, sums, and a run against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from http_server import serving
+from tiny_models import tiny_llama
+
+from specserve.bench.load import Call, Options, closed_loop, http_side_s, measure, open_loop, plot, quantile, row_of
+from specserve.cli import main
+from specserve.errors import ConfigError, Unavailable
+from specserve.local import LocalEngine
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tiny_llama(tmp_path_factory.mktemp("target"), seed=1)
+    config = {"model_name": "tiny", "target": {"source": str(folder), "kv_memory_gib": 0.05}}
+    with LocalEngine(config | {"draft": {"speculator": "ngram"}}) as engine, serving(engine) as url:
+        yield url
+
+
+def test_a_row_is_what_clients_saw() -> None:
+    """Percentiles over the answered ones, good ones by both times, costs by event and by token."""
+    calls = [Call(0.1, 0.01, 11, 5), Call(0.2, 0.02, 11, 5), Call(0.9, 0.01, 11, 5), Call(0.1, 0.2, 11, 5), Call(None)]
+    row = row_of("closed", 2, calls, 2.0, 0.5, Options())
+    assert (row["requests"], row["failed"], row["good_s"]) == (5, 1, 1.0)
+    assert (row["tok_s"], row["tok_event"], row["us_event"]) == (22.0, 2.2, 25_000.0)
+    assert (row["ttft_p50_ms"], row["ttft_p99_ms"]) == (100.0, 900.0)
+    assert row["tpot_ms"] == pytest.approx(60.0)
+    assert row["core_64x30"] == pytest.approx(0.5 / 44 * 1920)
+    nothing = row_of("open", 1.0, [Call(None)], 2.0, None, Options())
+    assert (nothing["tok_s"], nothing["good_s"], nothing["ttft_p99_ms"], nothing["us_event"]) == (0.0, 0.0, None, None)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 2), (0.51, 3), (0.99, 4), (1.0, 4)])
+def test_quantiles_are_values_that_occurred(share, expected) -> None:
+    """The smallest that the share does not exceed; nothing has none."""
+    assert quantile([4, 2, 3, 1], share) == expected
+    assert quantile([], share) is None
+
+
+def test_a_closed_loop_keeps_its_clients_busy() -> None:
+    """Never more at once than clients, each asks again, none is left unanswered."""
+    running, most, answered = 0, 0, 0
+
+    async def ask() -> Call:
+        nonlocal running, most, answered
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        answered += 1
+        return Call(0.01, None, 1, 1)
+
+    calls = asyncio.run(closed_loop(ask, 3, 0.1))
+    assert (most, running, len(calls)) == (3, 0, answered)
+    assert answered >= 6
+
+
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """Its requests are those of the seed's gaps, though the first answer comes after the last request."""
+    chance = random.Random(5)
+    due, expected = 0.0, 0
+    while (due := due + chance.expovariate(40.0)) < 0.3:
+        expected += 1
+    asked = []
+
+    async def ask() -> Call:
+        asked.append(time.perf_counter())
+        while len(asked) < expected:
+            await asyncio.sleep(0.005)
+        return Call(0.0, None, 1, 1)
+
+    calls = asyncio.run(open_loop(ask, 40.0, 0.3, random.Random(5)))
+    assert len(calls) == expected > 3
+
+
+def test_a_real_server_is_measured_by_its_address(url, tmp_path, capsys) -> None:
+    """Both loops answer all requests; the report is written."""
+    report = tmp_path / "load.json"
+    arguments = ["--url", f"{url}/v1", "--clients", "2", "--rates", "5", "--seconds", "1", "--max-tokens", "8"]
+    assert main(["bench", "load", *arguments, "--json", str(report)]) == 0
+    rows = json.loads(report.read_text())["rows"]
+    assert [(row["loop"], row["load"], row["failed"]) for row in rows] == [("closed", 2, 0), ("open", 5.0, 0)]
+    assert all(row["tok_s"] > 0 and row["us_event"] is None for row in rows)
+    assert "closed" in capsys.readouterr().out
+
+
+def test_the_plot_has_a_panel_for_each_loop(tmp_path) -> None:
+    """A file with both titles, also where a load was never answered."""
+    pytest.importorskip("matplotlib")
+    calls = [Call(0.1, 0.01, 11, 5), Call(None)]
+    rows = [row_of(loop, load, calls, 1.0, None, Options()) for loop in ("closed", "open") for load in (1, 8)]
+    plot([*rows, row_of("open", 16, [Call(None)], 1.0, None, Options())], tmp_path / "load.svg")
+    drawn = (tmp_path / "load.svg").read_text()
+    assert "<!-- closed loop -->" in drawn
+    assert "<!-- open loop -->" in drawn
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
+    """In words, by the option's name; so is a server that is not there."""
+    for wrong, told in [
+        ({"clients": (0,)}, "--clients"),
+        ({"rates": (0.0,)}, "--rates"),
+        ({"clients": (), "rates": ()}, "nothing to measure"),
+        ({"max_tokens": 1}, "--max-tokens"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            measure(Options(**wrong), print)
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+        measure(Options(url="http://127.0.0.1:9"), print)
+
+
+def test_only_the_http_side_s_own_processes_are_counted() -> None:
+    """A process of ours counts by its title; this one, without such a title, does not."""
+    assert http_side_s() == 0
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    command = [sys.executable, "-c", code, "Ingress"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        used_s = http_side_s()
+        child.kill()
+    assert used_s >= 0.2
