@@ -133,7 +133,7 @@ def _inputs(batch: int, depth: int, vocab: int, seed: int) -> _Inputs:
 
 
 def _median_ms(run: Callable[[_Inputs], object], copies: Sequence[_Inputs], repeats: int) -> float:
-    """Median over `repeats` passes through the copies of the mean CPU time per copy, after one pass that does not count."""
+    """Median over `repeats` passes of the mean CPU time per copy, after one pass that does not count."""
     times = []
     with torch.inference_mode():
         for _ in range(repeats + 1):
