@@ -36,8 +36,8 @@ def kept_tokens(pairs: Sequence[Expectation]) -> str:
     """What `block` keeps more than `rejection`: a dot for each pair of models."""
     colours = {1: BLUE, 2: ORANGE, 3: GREEN}
     return scatter(
-        f"Drafted tokens kept on average: block against rejection, {len(pairs)} random pairs of models",
-        Axis("kept by rejection", 0, 2, [0, 0.5, 1, 1.5, 2]),
+        f"What block keeps more than rejection, {len(pairs)} random pairs of models",
+        Axis("drafted tokens kept by rejection, on average", 0, 2, [0, 0.5, 1, 1.5, 2]),
         Axis("more by block", -0.05, 0.3, [0, 0.1, 0.2, 0.3]),
         [(pair.rejection, pair.block - pair.rejection, colours[pair.depth]) for pair in pairs],
         [(colour, f"depth {depth}") for depth, colour in colours.items()],

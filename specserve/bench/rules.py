@@ -2,7 +2,8 @@
 
 Rules, and what comes before them (`process`: logits to dists), are timed on random rows with sparse drafts of 64 ids.
 Cases rotate over copies of their inputs that together exceed the processor's caches, and so
-does the read that they are compared with: a sum of the logits, measured between the rules of the same case.
+does the read that they are compared with: a sum of the logits, measured between the rules of the same case. Times are
+CPU time of all threads, so that other work on the machine counts as little as it can.
 """
 
 from __future__ import annotations
@@ -132,12 +133,12 @@ def _inputs(batch: int, depth: int, vocab: int, seed: int) -> _Inputs:
 
 
 def _median_ms(run: Callable[[_Inputs], object], copies: Sequence[_Inputs], repeats: int) -> float:
-    """Median over `repeats` passes through the copies of the mean time per copy, after one pass that does not count."""
+    """Median over `repeats` passes of the mean CPU time per copy, after one pass that does not count."""
     times = []
     with torch.inference_mode():
         for _ in range(repeats + 1):
-            began = time.perf_counter()
+            began = time.process_time()
             for one in copies:
                 run(one)
-            times.append((time.perf_counter() - began) * 1000 / len(copies))
+            times.append((time.process_time() - began) * 1000 / len(copies))
     return median(times[1:])

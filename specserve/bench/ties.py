@@ -3,7 +3,7 @@
 A sum of floats depends on its order, and matrix kernels choose theirs by the number of rows. So a position that is
 read alone, within a chain of 5, or beside 7 other requests may get logits that differ in their last bits, and where
 two tokens nearly tie, another choice. This measures it: the same histories, read in these three shapes, by an
-ordinary target and, where there can be one, by a batch-invariant one, with the time that each takes.
+ordinary target and, where there can be one, by a batch-invariant one, with the CPU time that each takes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class _Text:
 
 
 class _Stopwatch:
-    """Median milliseconds of forwards, by what was read."""
+    """Median CPU milliseconds of forwards, all threads together, by what was read."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -56,9 +56,9 @@ class _Stopwatch:
 
     def read(self, shape: str, stretches: Sequence[Stretch]) -> torch.Tensor:
         """The logits of one forward, which counts for this shape."""
-        began = perf_counter()
+        began = process_time()
         logits = self._backend.forward(ragged(stretches))
-        self._seconds[shape].append(perf_counter() - began)
+        self._seconds[shape].append(process_time() - began)
         return logits
 
     def ms(self, shape: str) -> float:
@@ -100,9 +100,9 @@ def _measure(config: Config, invariant: bool, positions: int, progress: Progress
             "target": "batch-invariant" if invariant else "ordinary",
             "shape": names[shape],
             **_compare(alone, logits, info.vocab_size),
-            "ms": watch.ms(shape),
-            "ms_alone": watch.ms("alone"),
-            "ms_prompt": watch.ms("prompt"),
+            "cpu_ms": watch.ms(shape),
+            "cpu_ms_alone": watch.ms("alone"),
+            "cpu_ms_prompt": watch.ms("prompt"),
         }
         for shape, logits in compared.items()
     ]

@@ -160,6 +160,5 @@ def _first_above(mass: torch.Tensor, threshold: torch.Tensor) -> tuple[torch.Ten
     """
     total = mass.cumsum(-1)
     hit = (total > threshold) & (mass > 0)
-    first = hit.byte().argmax(-1, keepdim=True)
-    first = torch.where(hit.gather(1, first), first, mass.argmax(-1, keepdim=True))
+    first = torch.where(hit, torch.inf, mass).argmax(-1, keepdim=True)
     return first, (total - mass).gather(1, first)

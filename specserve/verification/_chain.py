@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import pad
-
-from specserve.verification.bookkeeping import NO_TOKEN, verify_speculative_tokens
 
 
 def kept_length(passed: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -21,8 +18,5 @@ def judge_greedy(
 
     tokens int64 [B, K], of which the first `lengths` [B] count. Returns kept and next, int64 [B] each.
     """
-    rows, width = choices.shape
-    offered = torch.arange(width - 1, device=tokens.device) < lengths[:, None]
-    read = pad(tokens.masked_fill(~offered, NO_TOKEN), (1, 0))  # the target never chooses what is not offered
-    last, _ = verify_speculative_tokens(read, choices, torch.full_like(lengths, width))
-    return last - torch.arange(rows, device=last.device) * width, choices.flatten()[last]
+    kept = kept_length(choices[:, :-1] == tokens, lengths)
+    return kept, choices.gather(1, kept[:, None]).squeeze(1)

@@ -175,8 +175,9 @@ def test_of_64_streams_half_leave_and_the_others_notice_nothing(server):
             stay = [streamed(client, prompt, None) for prompt in prompts]
             leave = [streamed(client, f"gone {index}", 1 + index % 5) for index in range(leavers)]
             both = asyncio.gather(*stay, *leave)
-            await asyncio.sleep(0.5)
-            assert await asyncio.to_thread(gauges, server) > 0
+            while not await asyncio.to_thread(gauges, server):
+                await asyncio.sleep(0.02)
+                assert not both.done(), "the streams ended and nothing was ever held"
             return (await both)[: len(prompts)]
 
     alone = asyncio.run(run(0))
