@@ -36,43 +36,39 @@ def allot(
     blocks: BlockPool,
 ) -> Branches:
     """At most `count` branches for each due trunk, none deeper than its request's `wanted` depth."""
-    due = np.flatnonzero([trunk.due for trunk in trunks])
-    lengths, bases, starts, left = _columns([trunks[index] for index in due.tolist()])
-    kept, ranks = _outcomes(odds, lengths, count)
-    firsts = np.where((kept < lengths) & (starts >= bases + kept), 0, 1)
-    ends = bases + kept
-    depths = np.minimum(bounds.steps - firsts, np.minimum(left - kept - 2, bounds.context - ends - 2))
-    depths = np.minimum(depths, np.array(wanted, dtype=np.int64)[due])
-    possible = (kept >= 0) & (depths > 0)
-    owners = np.broadcast_to(due, kept.shape)
-    columns = [column[possible] for column in (owners, kept, ranks, firsts, depths, ends)]
-    return _within(columns, slots.free_count, blocks)
+    rows = [
+        (index, len(each.chain.tokens), each.base, each.start, each.state.tokens_left, most)
+        for index, (each, most) in enumerate(zip(trunks, wanted, strict=True))
+        if each.due
+    ]
+    owners, lengths, bases, starts, left, most = np.array(rows, dtype=np.int64).reshape(-1, 6).T
+    table = np.empty((6, count, len(rows)), dtype=np.int64)  # the columns of `Branches`, and where guesses stand
+    table[0] = owners
+    kept, ranks, firsts, depths, ends = table[1:]
+    _fill_outcomes(kept, ranks, odds, lengths)
+    np.add(bases, kept, out=ends)
+    firsts[:] = (kept == lengths) | (starts < ends)
+    depths[:] = np.minimum(np.minimum(bounds.steps - firsts, most), np.minimum(left - kept, bounds.context - ends) - 2)
+    return _within(table[:, (kept >= 0) & (depths > 0)], slots.free_count, blocks)
 
 
-def _columns(trunks: Sequence[Trunk]) -> tuple[Array, Array, Array, Array]:
-    """Chain lengths, bases, starts, and tokens that max_tokens leaves."""
-    rows = [(len(each.chain.tokens), each.base, each.start, each.state.tokens_left) for each in trunks]
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
-
-
-def _outcomes(odds: OutcomeOdds, lengths: Array, count: int) -> tuple[Array, Array]:
-    """Tokens kept, −1 for none left, and rank of the i-th likeliest outcome of each chain, int64 [count, chains]."""
-    kept = np.full((count, len(lengths)), -1, dtype=np.int64)
-    ranks = np.zeros_like(kept)
+def _fill_outcomes(kept: Array, ranks: Array, odds: OutcomeOdds, lengths: Array) -> None:
+    """Write tokens kept, −1 for none left, and rank of the i-th likeliest outcome of each chain, [count, chains]."""
+    kept.fill(-1)
     for length in set(lengths.tolist()):
-        likeliest = odds.likeliest(length)[:count]
+        outcomes = odds.likeliest(length)[: len(kept)]
+        likeliest = np.array([outcome[:2] for outcome in outcomes], dtype=np.int64).reshape(-1, 2)
         mine = lengths == length
-        kept[: len(likeliest), mine] = np.array([outcome.kept for outcome in likeliest])[:, None]
-        ranks[: len(likeliest), mine] = np.array([outcome.rank for outcome in likeliest])[:, None]
-    return kept, ranks
+        kept[: len(likeliest), mine] = likeliest[:, :1]
+        ranks[: len(likeliest), mine] = likeliest[:, 1:]
 
 
-def _within(columns: Sequence[Array], free_slots: int, blocks: BlockPool) -> Branches:
+def _within(table: Array, free_slots: int, blocks: BlockPool) -> Branches:
     """The first of these candidates that slots and blocks suffice for, the last one perhaps less deep."""
-    owners, kept, ranks, firsts, depths, ends = columns
-    depths = np.minimum(depths, free_slots - (np.cumsum(depths) - depths))
+    owners, kept, ranks, firsts, depths, ends = table
+    np.minimum(depths, free_slots - (np.cumsum(depths) - depths), out=depths)
     own = -(-(ends + depths) // blocks.block_tokens) - ends // blocks.block_tokens
-    fits = np.logical_and.accumulate((depths > 0) & (np.cumsum(own) <= blocks.free_count))
-    order = np.argsort(owners[fits], kind="stable")
-    return Branches(*(column[fits][order] for column in (owners, kept, ranks, firsts, depths, own)))
+    short = np.flatnonzero((depths <= 0) | (np.cumsum(own) > blocks.free_count))
+    count = int(short[0]) if len(short) else len(owners)
+    order = np.argsort(owners[:count], kind="stable")
+    return Branches(*(column[order] for column in (owners, kept, ranks, firsts, depths, own)))

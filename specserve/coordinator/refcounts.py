@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +58,8 @@ class RefcountPool:
         if counts is not None and (len(counts) != n or any(count < 1 for count in counts)):
             raise PoolError(f"{n} {self._what}s need {n} reference counts of at least 1, got {list(counts)}")
         taken = [self._free.pop() for _ in range(n)]
-        for index, place in enumerate(taken):
-            self._counts[place] = 1 if counts is None else counts[index]
+        for place, count in zip(taken, repeat(1) if counts is None else counts, strict=False):
+            self._counts[place] = count
         return taken
 
     def lease(self, n: int) -> Ids:
@@ -78,12 +79,12 @@ class RefcountPool:
 
     def retain(self, places: Iterable[int]) -> None:
         """Add one reference to each id, once per mention. Raises PoolError if one is not held."""
-        listed = list(places)
+        listed, counts = list(places), self._counts
         for place in listed:
-            if self.count(place) == 0:
+            if not 0 <= place < len(counts) or not counts[place]:
                 raise PoolError(f"{self._what} {place} is not held and cannot be retained")
         for place in listed:
-            self._counts[place] += 1
+            counts[place] += 1
 
     def free(self, places: Iterable[int]) -> list[int]:
         """Drop one reference per mention; ids whose count reaches 0 return to the pool and are returned, in order.

@@ -229,7 +229,7 @@ def test_a_seeded_answer_survives_a_lost_verifier(plain, rule) -> None:
 def lose_after(engine: LocalEngine, rounds: int, lost: list[bool]) -> None:
     """Let the verifier die before it answers a round, and a fresh one with a new life join after it."""
     mind, mailbox = engine._engine, engine._mailbox
-    worker, seen = mind._verifier._worker, []
+    worker, seen = mind._verifier._channel._worker, []
     handle = worker.handle
     fresh = Verifier(backend(TableBackend, 1, mind._target.blocks), vocab_size=VOCAB)
 
