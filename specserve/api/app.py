@@ -8,7 +8,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -53,6 +53,7 @@ def create_app(
         ],
         exception_handlers={HTTPException: _refused, RequestValidationError: _refused},
     )
+    app.state.metrics = api.http
     for path, method, handler in api.routes():
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return app
@@ -82,6 +83,8 @@ class _Api:
             ("/ready", "GET", self.ready),
             ("/metrics", "GET", self.metrics),
             ("/version", "GET", self.version),
+            ("/status.json", "GET", self.status),
+            ("/timeline.json", "GET", self.timeline),
         ]
 
     async def models(self) -> Response:
@@ -131,12 +134,18 @@ class _Api:
         return JSONResponse({"ready": ready, "status": health.status}, 200 if ready else 503)
 
     async def metrics(self) -> Response:
-        """Metrics of the engine and of this HTTP process."""
-        text = await self._engine.metrics()
-        separator = "" if not text or text.endswith("\n") else "\n"
-        return PlainTextResponse(
-            text + separator + self.http.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        """Metrics of the engine and of all HTTP processes."""
+        text = await self._engine.metrics(self.http.snapshot())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def status(self) -> Response:
+        """What the status page shows."""
+        health = await self._engine.health()
+        return JSONResponse(await self._engine.status() | {"health": asdict(health)})
+
+    async def timeline(self) -> Response:
+        """The last rounds on both devices, for trace viewers."""
+        return JSONResponse(await self._engine.timeline())
 
     async def version(self) -> Response:
         """The server's version."""

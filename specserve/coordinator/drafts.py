@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specserve.config import EngineConfig
+from specserve.coordinator.activity import Activity
 from specserve.coordinator.batches import DraftRow, open_message, plan_message
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.depth import FixedDepth
@@ -140,6 +141,7 @@ class WorkerDrafts:
         slots: SlotPool,
         policy: FixedDepth,
         metrics: EngineMetrics,
+        activity: Activity,
     ) -> None:
         self.life = life
         self.slots = slots
@@ -151,6 +153,7 @@ class WorkerDrafts:
         self._channel = channel
         self._policy = policy
         self._metrics = metrics
+        self._activity = activity
         self._plan: _PlanInFlight | None = None
         self._number = 0
 
@@ -158,6 +161,11 @@ class WorkerDrafts:
     def waiting(self) -> bool:
         """A plan is out and not answered."""
         return self._plan is not None
+
+    @property
+    def leased(self) -> int:
+        """Slots that the plan in flight may fill."""
+        return 0 if self._plan is None else sum(len(row.slots) for row in self._plan.rows)
 
     def begin(self, rows: list[TargetRow]) -> bool:
         """Send one plan that feeds what the draft lacks and drafts for the due rows."""
@@ -175,6 +183,7 @@ class WorkerDrafts:
             if draft.state.draft_opened != (self.life, draft.epoch):
                 draft.state.draft_opened = (self.life, draft.epoch)
                 self._send(open_message(draft.state, self._config.rule))
+        self._activity.sent("draft", self._number, len(planned), sum(row.feed + len(row.slots) for row in planned))
         self._send(plan_message(self._number, planned))
         return True
 
@@ -259,6 +268,7 @@ class WorkerDrafts:
             raise ProtocolError(f"push for plan {push.plan} names other rows than the plan")
         _check_chains(push, plan.rows)
         self._plan = None
+        self._activity.returned("draft", {"draft": push.busy_s})
         self.busy_s += push.busy_s
         offset = 0
         for index, row in enumerate(plan.rows):
@@ -299,6 +309,7 @@ class WorkerDrafts:
         if plan is None or failure.batch != plan.number:
             return
         self._plan = None
+        self._activity.returned("draft", {})
         for row in plan.rows:
             self.slots.free(row.slots)
             if row.state.stage is Stage.RUNNING and row.epoch == row.state.epoch:

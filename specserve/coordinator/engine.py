@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from specserve.config import Config
+from specserve.coordinator.activity import Activity
 from specserve.coordinator.admission import check_request
 from specserve.coordinator.batches import CheckedRow, open_message, verify_message
 from specserve.coordinator.blocks import BlockPool
@@ -113,7 +115,9 @@ class Engine:
         self._last_end_s: float | None = None  # end of the last round while there was always work
         self._draining = False
         self._dead: str | None = None
-        metrics.worker("target", True)
+        self.activity = Activity(metrics, clock)
+        self.activity.joined("target")
+        metrics.joined("target", target)
         metrics.rules(target.rules)
         if drafter is not None and draft is not None:
             self._attach_draft(drafter, draft_life, draft)
@@ -279,6 +283,7 @@ class Engine:
         self._round_began_s = now if self._last_end_s is None else self._last_end_s
         self._scheduler.admit(now)
         rows = self._scheduler.plan()
+        self.activity.idle(not self._states)
         if not rows:
             self._last_end_s = None
             return
@@ -305,7 +310,8 @@ class Engine:
         if not checked:
             return False
         self._round_number += 1
-        self._round = Round(self._round_number, checked, self._round_began_s)
+        self._round = Round(self._round_number, checked, self._round_began_s, self._fallbacks(checked))
+        self.activity.sent("target", self._round_number, len(checked), self._round.positions)
         for entry in checked:
             state = entry.row.state
             state.in_flight = True
@@ -315,6 +321,16 @@ class Engine:
                 self._send_target(open_message(state, self._config.rule))
         self._send_target(verify_message(self._round_number, checked))
         return True
+
+    def _fallbacks(self, checked: list[CheckedRow]) -> Counter[str]:
+        """Decode rows without a draft, by why, where there should be drafts at all."""
+        if not self._expects_drafts:
+            return Counter()
+        late = isinstance(self._drafts, WorkerDrafts) and self._drafts.waiting
+        missed = "no_draft" if self._speculating else "draft_down"
+        missed = "draft_slow" if late else missed
+        plain = [entry.row.state for entry in checked if entry.row.due and not entry.chain]
+        return Counter(missed if self._depth_of(state) else "request" for state in plain)
 
     def _send_target(self, message: Message) -> None:
         if self._verifier is None:
@@ -331,6 +347,7 @@ class Engine:
     def _close_round(self, current: Round) -> None:
         """Drop the batch's own references; release requests that ended while it was computed."""
         self._round = None
+        self.activity.returned("target", {})  # unless the verdict came, and with it the times
         for entry in current.rows:
             self._slots.free(self._slots_of(entry))
             state = entry.row.state
@@ -343,6 +360,7 @@ class Engine:
         if current is None or verdict.round != current.number:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
+        self.activity.returned("target", {"forward": verdict.forward_s, "sampling": verdict.sampling_s})
         for entry in current.rows:
             entry.row.state.suspect = False
         scores = current.scores(verdict)
@@ -380,8 +398,8 @@ class Engine:
         self._metrics.wasted("rejected", offered - kept)
         self._metrics.wasted("stop", kept - committed_kept)
         state.tokens.extend(tokens)
-        if state.first_token_s is None and tokens:
-            state.first_token_s = self._clock()
+        if tokens:
+            tally.arrived(state.tokens_came(self._clock()), len(tokens))
         made = Delta(
             state.request.id,
             tuple(tokens),
@@ -524,16 +542,20 @@ class Engine:
                 )
             self._verifier, self._verifier_life = channel, life
             self._lost_since_s = None
-            self._metrics.worker("target", True)
+            self.activity.joined("target")
+            self._metrics.joined("target", info)
         else:
             self._lose("draft")
             self._attach_draft(channel, life, info)
 
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
         self._policy = FixedDepth(self._config.depth, self._target.context_length, info.context_length)
-        self._drafts = WorkerDrafts(self._config, info, channel, life, self._slots, self._policy, self._metrics)
+        self._drafts = WorkerDrafts(
+            self._config, info, channel, life, self._slots, self._policy, self._metrics, self.activity
+        )
         self._speculating = True
-        self._metrics.worker("draft", True)
+        self.activity.joined("draft")
+        self._metrics.joined("draft", info)
 
     def _lose(self, peer: str) -> None:
         if peer == "target":
@@ -542,6 +564,7 @@ class Engine:
             lost, self._drafts = self._drafts, NoDrafts()
             lost.lose(list(self._states.values()))
             self._speculating = False
+            self.activity.left("draft")
             self._metrics.worker("draft", False)
 
     def _lose_verifier(self) -> None:
@@ -550,6 +573,7 @@ class Engine:
             return
         verifier, self._verifier = self._verifier, None
         self._lost_since_s = self._clock()
+        self.activity.left("target")
         self._metrics.worker("target", False)
         if self._round is not None:
             self._close_round(self._round)
@@ -595,6 +619,8 @@ class Engine:
             target_blocks_capacity=self._blocks.capacity,
             draft_blocks_held=0 if draft is None else draft.held_count,
             draft_blocks_capacity=0 if draft is None else draft.capacity,
+            slots_drafting=self._drafts.leased if isinstance(self._drafts, WorkerDrafts) else 0,
+            slots_verifying=0 if self._round is None else self._round.slots,
         )
 
     def health(self) -> Health:

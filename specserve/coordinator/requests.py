@@ -56,6 +56,7 @@ class RequestState:
     in_flight: bool = False  # named by the batch that the verifier is computing
     started_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
     rounds: int = 0
     drafted: int = 0
     kept: int = 0
@@ -77,6 +78,13 @@ class RequestState:
     def decoding(self) -> bool:
         """Everything but the newest token is cached: the next row is a decode row."""
         return self.target_cached == len(self.tokens) - 1
+
+    def tokens_came(self, now_s: float) -> float | None:
+        """Note that tokens were committed now; the seconds since those before, None for the first ones."""
+        before, self.last_token_s = self.last_token_s, now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        return None if before is None else now_s - before
 
     def score_prompt(self, start: int, scores: Sequence[TokenLogprob]) -> None:
         """Take the scores of prompt tokens from absolute position `start` on; those taken before are left out."""

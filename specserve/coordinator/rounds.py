@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.logprobs import RowScores, read
+from specserve.coordinator.trie import NO_SLOT
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Cannot, Verdict
 from specserve.types import RoundStats
@@ -20,6 +22,12 @@ class Tally:
     correction: int = 0
     bonus: int = 0
     plain: int = 0
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+
+    def arrived(self, gap_s: float | None, tokens: int) -> None:
+        """One row got tokens, so long after those that it got before, if any."""
+        if gap_s is not None:
+            self.gaps.append((gap_s, tokens))
 
     def add(self, offered: int, kept: int, own: int) -> None:
         """One row: `offered` drafts, the first `kept` committed, and `own` (0 or 1) tokens of the target itself."""
@@ -45,6 +53,17 @@ class Round:
     number: int
     rows: list[CheckedRow]
     began_s: float
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> int:
+        """What the target computes: feeds and chains."""
+        return sum(entry.row.feed + len(entry.chain) for entry in self.rows)
+
+    @property
+    def slots(self) -> int:
+        """Draft slots that the batch names."""
+        return sum(link.slot != NO_SLOT for entry in self.rows for link in entry.chain)
 
     def check(self, verdict: Verdict, vocab_size: int) -> None:
         """Raise ProtocolError unless the verdict answers exactly these rows with possible values (invariant I1)."""
@@ -95,7 +114,7 @@ class Round:
         prefill = sum(entry.row.feed - entry.row.due for entry in self.rows)
         return RoundStats(
             rows=len(self.rows),
-            positions=sum(entry.row.feed + len(entry.chain) for entry in self.rows),
+            positions=self.positions,
             prefill_tokens=prefill,
             wall_s=now_s - self.began_s,
             draft_busy_s=draft_busy_s,
@@ -106,4 +125,6 @@ class Round:
             correction=tally.correction,
             bonus=tally.bonus,
             plain=tally.plain,
+            gaps=tuple(tally.gaps),
+            fallbacks=self.fallbacks,
         )
