@@ -63,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     _config_arguments(check)
     check.set_defaults(verb=_check)
 
+    boards = verbs.add_parser("dashboards", help="write the Grafana boards, alert rules and Prometheus files anew")
+    boards.add_argument("--out", type=Path, default=Path(), help="folder to write below; default: the current one")
+    boards.set_defaults(verb=_dashboards)
+
     bench = verbs.add_parser("bench", help="measure speed and acceptance, systems side by side").add_subparsers(
         required=True, metavar="BENCH"
     )
@@ -235,6 +239,16 @@ def _check(arguments: argparse.Namespace) -> int:
     for finding in findings:
         print(finding)
     return 1 if any(finding.problem for finding in findings) else 0
+
+
+def _dashboards(arguments: argparse.Namespace) -> int:
+    from specserve.dashboards.files import write
+
+    changed = write(arguments.out)
+    for path in changed:
+        print(path)
+    print(f"{len(changed)} file{'' if len(changed) == 1 else 's'} changed")
+    return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:

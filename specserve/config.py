@@ -130,6 +130,7 @@ class ClusterConfig(Section):
 
     transport: Literal["socket", "ray"] = "socket"
     placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
+    ingress_replicas: int = Field(1, ge=1, le=64, description="HTTP processes in front of the pipeline")
     start_timeout_s: float = Field(600.0, gt=0)
     heartbeat_s: float = Field(0.2, gt=0)
     lost_after_s: float = Field(1.5, gt=0, description="silence after which a worker's process counts as lost")

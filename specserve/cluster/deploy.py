@@ -17,7 +17,7 @@ INGRESS = "Ingress"
 
 
 def application(config: Config) -> Any:
-    """A `serve.Application` for this configuration. One pipeline, one ingress."""
+    """A `serve.Application` for this configuration: one pipeline, and as many ingresses as asked for."""
     tree = config.model_dump()
     pipeline = serve.deployment(
         Pipeline,
@@ -33,6 +33,7 @@ def application(config: Config) -> Any:
     return serve.deployment(
         Ingress,
         name=INGRESS,
+        num_replicas=config.cluster.ingress_replicas,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         max_ongoing_requests=1000,
         graceful_shutdown_timeout_s=10,

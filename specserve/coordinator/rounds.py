@@ -10,7 +10,7 @@ from specserve.coordinator.logprobs import RowScores, read
 from specserve.coordinator.trie import NO_SLOT
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Cannot, Verdict
-from specserve.types import RoundStats
+from specserve.types import AheadStats, RoundStats
 
 
 @dataclass(slots=True)
@@ -127,4 +127,5 @@ class Round:
             plain=tally.plain,
             gaps=tuple(tally.gaps),
             fallbacks=self.fallbacks,
+            ahead=AheadStats(unprepared=sum(entry.row.due for entry in self.rows)),
         )
