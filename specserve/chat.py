@@ -28,6 +28,7 @@ class Chat:
         self,
         url: str,
         *,
+        api_key: str | None = None,
         model: str | None = None,
         system: str | None = None,
         temperature: float | None = None,
@@ -37,7 +38,8 @@ class Chat:
     ) -> None:
         """url is the server's, with or without http:// and a trailing /v1. Raises ConfigError when it is not one."""
         self._url = server_url(url)
-        self._client = httpx.Client(base_url=self._url, timeout=httpx.Timeout(600, connect=5))
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._client = httpx.Client(base_url=self._url, timeout=httpx.Timeout(600, connect=5), headers=headers)
         self._wanted = model
         self._model: str | None = None
         self._max_tokens = max_tokens

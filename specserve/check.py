@@ -116,6 +116,9 @@ def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeed
     from specserve.models import loading
 
     folder = loading.prepare(model, lambda _: None, role=role)
+    if loading.backend_of(folder, model) == loading.EMULATED:
+        yield _emulated(role, model, folder, config)
+        return
     device = loading.device_of(model)
     if loading.backend_of(folder, model) == loading.RECURRENT and role == "draft":
         raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
@@ -133,6 +136,16 @@ def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeed
         text = f"{blocks} KV blocks, {_gib(kv)}: {full} sequences of the full {described.context_length} positions"
         yield Finding(role, text)
     needs.append(ModelNeeds(role, folder, device, _weight_bytes(folder, model), kv))
+
+
+def _emulated(role: Role, model: ModelConfig, folder: Path, config: Config) -> Finding:
+    """What is emulated; it needs no memory to speak of, whatever its device would."""
+    from specserve.models import _device_profile, emulated, loading
+
+    about = _device_profile.load(model.emulated.profile).device(role).about
+    backend = emulated.build(model, folder)
+    blocks = loading.derive_blocks(model, backend, config.engine.block_tokens, config.engine.max_requests)
+    return Finding(role, f"emulated: no model, but the time that {about} takes; {blocks} KV blocks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument(
         "--url", default="http://127.0.0.1:8000", help="where the server is; default: http://127.0.0.1:8000"
     )
+    chat.add_argument("--api-key", help="key of the server; default: the environment's SPECSERVE_API_KEY")
     chat.add_argument("--model", help="model name; default: the first one served")
     chat.add_argument("--system", help="system prompt")
     chat.add_argument("--temperature", type=float, help="0 is greedy; default: the server's")
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     ties.add_argument("--positions", type=int, default=400, help="positions to compare; default: 400")
     ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     ties.set_defaults(verb=_ties)
+    _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     return parser
 
@@ -116,6 +118,24 @@ def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
     acceptance.set_defaults(verb=_acceptance)
 
 
+def _pipeline_arguments(pipeline: argparse.ArgumentParser) -> None:
+    modes = ("plain", "serial", "ahead1", "ahead")
+    pipeline.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="device profile: a name or a .json file")
+    pipeline.add_argument("--modes", type=_names, default=modes, help=f"any of {','.join(modes)}, the default")
+    pipeline.add_argument("--batch", type=_numbers, default=(1, 8, 32, 64), help="requests; default: 1,8,32,64")
+    pipeline.add_argument("--temperature", type=_floats, default=(0.0, 0.7, 1.0), help="default: 0,0.7,1")
+    pipeline.add_argument("--rule", default="coupled", help="verification rule; default: coupled")
+    pipeline.add_argument("--depth", type=int, default=4, help="drafted tokens per round; default: 4")
+    pipeline.add_argument("--acceptance", type=float, default=0.78, help="of the emulated draft; default: 0.78")
+    pipeline.add_argument(
+        "--runner-up-hit", type=float, default=0.9, help="its runners-up, where its first is wrong; default: 0.9"
+    )
+    pipeline.add_argument("--window", type=float, default=4.0, help="seconds that each case is measured; default: 4")
+    pipeline.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
+    pipeline.add_argument("--plot", type=Path, help="also draw tokens/s and limits into this file, e.g. a .png or .svg")
+    pipeline.set_defaults(verb=_pipeline)
+
+
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:
     rules.add_argument("--batch", type=_numbers, default=(1, 8, 64), help="rows; default: 1,8,64")
     rules.add_argument("--depth", type=_numbers, default=(1, 4, 8), help="drafted tokens per row; default: 1,4,8")
@@ -129,7 +149,10 @@ def _rules_arguments(rules: argparse.ArgumentParser) -> None:
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help="YAML file with the configuration")
-    parser.add_argument("--target", help="the target model: demo, a folder, or a .gguf file (target.source)")
+    parser.add_argument(
+        "--profile", help="no models: emulate the devices of this profile, one of models/profiles/ or a .json file"
+    )
+    parser.add_argument("--target", help="the target model: demo, emulated, a folder, or a .gguf file (target.source)")
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
     parser.add_argument("--speculator", help="small_model, ngram or none (draft.speculator)")
     if parser.prog.endswith(("serve", "check")):
@@ -172,8 +195,12 @@ _FLAGS = {
 
 
 def read_config(arguments: argparse.Namespace) -> Config:
-    """The configuration of a command: file, then flags, then --set, the later ones winning. Raises ConfigError."""
+    """The configuration of a command: file, profile, flags, --set, the later ones winning. Raises ConfigError."""
     overrides: dict[str, Any] = {}
+    if arguments.profile is not None:
+        from specserve.models._device_profile import settings
+
+        overrides |= settings(arguments.profile)
     for flag, dotted in _FLAGS.items():
         value = getattr(arguments, flag, None)
         if value is not None:
@@ -211,7 +238,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from specserve import logs
     from specserve.cluster.launch import serve_until_stopped
 
-    config = _runnable(arguments)
+    config = configs.keyed(_runnable(arguments), os.environ)
     logs.configure(config.log_format)
     serve_until_stopped(config, ray_address=arguments.ray_address)
     return 0
@@ -222,6 +249,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 
     chat = Chat(
         arguments.url,
+        api_key=arguments.api_key or os.environ.get("SPECSERVE_API_KEY"),
         model=arguments.model,
         system=arguments.system,
         temperature=arguments.temperature,
@@ -296,6 +324,32 @@ def _ties(arguments: argparse.Namespace) -> int:
     show(f"{config.served_name}: choices that differ from those of one position at a time", rows)
     if arguments.json is not None:
         write_json(arguments.json, config.model_dump() | {"bench": {"positions": arguments.positions}}, rows)
+    return 0
+
+
+def _pipeline(arguments: argparse.Namespace) -> int:
+    from specserve.bench.pipeline import Options, measure, plot
+    from specserve.bench.report import check_json_path, show, write_json
+
+    if arguments.json is not None:
+        check_json_path(arguments.json)
+    options = Options(
+        profile=arguments.profile,
+        modes=arguments.modes,
+        batches=arguments.batch,
+        temperatures=arguments.temperature,
+        rule=arguments.rule,
+        depth=arguments.depth,
+        acceptance=arguments.acceptance,
+        runner_up_hit=arguments.runner_up_hit,
+        window_s=arguments.window,
+    )
+    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show(f"{options.profile}: acceptance {options.acceptance:g}, runner-up hit {options.runner_up_hit:g}", rows)
+    if arguments.json is not None:
+        write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
+    if arguments.plot is not None:
+        plot(rows, arguments.plot)
     return 0
 
 

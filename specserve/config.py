@@ -6,13 +6,13 @@ YAML files use the same names as this tree; units are in the names. What is *der
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from specserve.errors import ConfigError
 
@@ -26,10 +26,26 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+class EmulatedConfig(Section):
+    """What a model of `source: emulated` says and whose time it takes; see `models/emulated.py`.
+
+    Acceptance and runners-up are those of a draft; a target ignores them.
+    """
+
+    profile: str = Field("qwen3-32b-0.6b-h100", description="a shipped device profile, or the path of a .json file")
+    seed: int = Field(0, description="of the language; the same for target and draft")
+    acceptance: float = Field(0.78, ge=0, le=1, description="how often the draft's first choice is the target's token")
+    runner_up_hit: float = Field(
+        0.9, ge=0, le=1, description="where it is not, how often the target's token is among the draft's runners-up"
+    )
+    runners_up: int = Field(3, ge=1, le=8, description="how many runners-up that is about")
+    strict: bool = Field(False, description="refuse a step that took longer to compute than the device takes")
+
+
 class ModelConfig(Section):
     """Where a model comes from and how it is held."""
 
-    source: str = Field("demo", description="`demo`, a folder with safetensors weights, or a .gguf file")
+    source: str = Field("demo", description="`demo`, `emulated`, a folder with safetensors weights, or a .gguf file")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, …")
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0 lets placement decide")
@@ -38,6 +54,7 @@ class ModelConfig(Section):
     kv_memory_gib: float = Field(1.0, gt=0, description="memory for KV pages when kv_blocks is None")
     allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
     trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
+    emulated: EmulatedConfig = Field(default_factory=EmulatedConfig)
 
 
 class DraftConfig(Section):
@@ -110,19 +127,55 @@ class EngineConfig(Section):
 
 
 class ServerConfig(Section):
-    """The HTTP side."""
+    """The HTTP side. Limits hold for each ingress replica."""
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    api_keys: tuple[SecretStr, ...] = Field(
+        (), description="keys of clients; once there is one, every request needs one"
+    )
+    admin_key: SecretStr | None = Field(None, description="key that /metrics and /load need; None lets any key do")
+    open_metrics: bool = Field(False, description="/metrics without a key")
+    cors_origins: tuple[str, ...] = Field((), description="origins whose pages may call, e.g. https://chat.example.org")
+    strict_params: bool = Field(False, description="refuse unknown request fields instead of ignoring them")
+    max_inflight: int = Field(512, ge=1, description="POST requests worked on at once before a 429")
+    max_inflight_per_key: int | None = Field(None, ge=1, description="POST requests of one API key at once")
+    max_header_bytes: int = Field(16 * 1024, ge=256)
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    body_timeout_s: float = Field(60.0, gt=0, description="longest time for a body to arrive")
+    max_prompts: int = Field(1024, ge=1, description="prompts in one request")
     max_stop_strings: int = Field(4, ge=1)
     max_stop_length: int = Field(256, ge=1, description="characters of one stop string")
     max_schema_bytes: int = Field(
-        64 * 1024, ge=1, description="UTF-8 bytes of a request's JSON schema, regex, choices or grammar"
+        64 * 1024, ge=1, description="UTF-8 bytes of a request's JSON schema, regex, choices, grammar or tools"
     )
+    max_tools: int = Field(128, ge=1, description="tools in one request")
+    max_logprobs: int = Field(20, ge=0, le=20, description="alternatives beside each token")
     default_max_tokens: int = Field(16, ge=1, description="answer length of /v1/completions when none is asked for")
-    max_n: int = Field(16, ge=1, description="answers to one prompt in one request")
+    max_n: int = Field(128, ge=1, description="answers to one prompt in one request")
     request_timeout_s: float = Field(600.0, gt=0)
+
+    @property
+    def open_to_others(self) -> bool:
+        """Other machines may ask, without a key."""
+        return self.host not in _LOOPBACK and not self.api_keys
+
+    @field_validator("api_keys", "admin_key")
+    @classmethod
+    def _usable_keys(cls, value: tuple[SecretStr, ...] | SecretStr | None) -> tuple[SecretStr, ...] | SecretStr | None:
+        keys = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not all(len(key) >= _SHORTEST_KEY and key.get_secret_value().isascii() for key in keys):
+            raise ValueError(f"a key must have at least {_SHORTEST_KEY} ASCII characters")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _usable_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            scheme, _, rest = origin.partition("://")
+            if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
+                raise ValueError(f"{origin!r} is no origin; write a scheme and a host, e.g. https://chat.example.org")
+        return value
 
 
 class ClusterConfig(Section):
@@ -166,6 +219,16 @@ class Config(Section):
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
     log_format: Literal["text", "json"] = Field("text", description="form of log lines")
 
+    @model_validator(mode="after")
+    def _one_language(self) -> Config:
+        target, draft = self.target, self.draft.model
+        if target.source == draft.source == "emulated" and target.emulated.seed != draft.emulated.seed:
+            raise ValueError(
+                f"target.emulated.seed {target.emulated.seed} and draft.model.emulated.seed {draft.emulated.seed} make "
+                f"two unrelated languages; an emulated draft knows its target's only with the same seed"
+            )
+        return self
+
     @property
     def served_name(self) -> str:
         """The model id that clients use."""
@@ -191,6 +254,25 @@ def parse(data: object, where: str = "config") -> Config:
         raise ConfigError("\n".join(lines)) from None
 
 
+def keyed(config: Config, environment: Mapping[str, str]) -> Config:
+    """The configuration with the keys of SPECSERVE_API_KEY (several with commas between) and SPECSERVE_ADMIN_KEY.
+
+    They replace those of the file, so that keys need not stand in files. Raises ConfigError for unusable ones.
+    """
+    keys: dict[str, Any] = {}
+    if clients := environment.get("SPECSERVE_API_KEY"):
+        keys["server.api_keys"] = [key.strip() for key in clients.split(",")]
+    if admin := environment.get("SPECSERVE_ADMIN_KEY"):
+        keys["server.admin_key"] = admin
+    return parse(override(config.model_dump(), keys), where="environment") if keys else config
+
+
+def unkeyed(config: Config) -> Config:
+    """The configuration without keys, for a server that only its own process asks."""
+    server = config.server.model_copy(update={"api_keys": (), "admin_key": None})
+    return config.model_copy(update={"server": server})
+
+
 def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
     """Every setting by its dotted name, e.g. `engine.depth`."""
     for name, field in section.model_fields.items():
@@ -202,6 +284,8 @@ def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
 
 
 _MOST_PROBLEMS = 10
+_SHORTEST_KEY = 8
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 _KINDS = {
     "int": "a whole number",
@@ -223,7 +307,7 @@ _BOUNDS = {
 def _told(problem: ErrorDetails) -> str:
     """One problem that pydantic found, in a line for people."""
     place = ".".join(str(part) for part in problem["loc"]) or "(root)"
-    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    kind, value, context = problem["type"], _input(problem), problem.get("ctx", {})
     if kind == "extra_forbidden":
         return f"unknown setting {place}{_suggestion(place)}"
     if kind == "model_type":
@@ -236,7 +320,7 @@ def _told(problem: ErrorDetails) -> str:
 
 
 def _wrong_kind(place: str, problem: ErrorDetails) -> str:
-    kind, value = problem["type"], problem["input"]
+    kind, value = problem["type"], _input(problem)
     wanted = _KINDS.get(kind.split("_", maxsplit=1)[0])
     if wanted is None:
         return f"{place}: {problem['msg']} (found {_shown(value)})"
@@ -244,6 +328,11 @@ def _wrong_kind(place: str, problem: ErrorDetails) -> str:
         return f"{place} is {wanted}, not a section with settings of its own (found {', '.join(map(str, value))})"
     wanted = f"one of {problem['ctx']['expected']}" if kind == "literal_error" else wanted
     return f"{place}: expected {wanted} (found {_shown(value)})"
+
+
+def _input(problem: ErrorDetails) -> Any:
+    """What was found; keys are not shown to anybody."""
+    return "***" if "key" in str(problem["loc"]) else problem["input"]
 
 
 def _shown(value: object) -> str:

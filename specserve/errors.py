@@ -6,16 +6,21 @@ SpecserveError                     500  internal_error
 │   ├── InvalidField               400  invalid_value           one field is out of range or of the wrong type
 │   ├── UnsupportedField           400  unsupported_parameter   known elsewhere, not served here
 │   ├── ContextLengthExceeded      400  context_length_exceeded
+│   ├── NotAuthenticated           401  invalid_api_key
+│   ├── NotPermitted               403  permission_denied
 │   ├── ModelNotFound              404  model_not_found
 │   ├── RouteNotFound              404  route_not_found
 │   ├── MethodNotAllowed           405  method_not_allowed
 │   ├── BodyTooLarge               413  body_too_large
-│   └── WrongContentType           415  unsupported_media_type
+│   ├── WrongContentType           415  unsupported_media_type
+│   └── HeadersTooLarge            431  headers_too_large
 ├── DeadlineExceeded               408  deadline_exceeded       the answer took longer than the deployment allows
 ├── Overloaded                     429  queue_full              try again later
+│   └── KeyOverloaded              429  rate_limit_exceeded     one client has too many requests at once
 ├── Unavailable                    503  unavailable             starting, draining, or a worker is being replaced
 │   ├── DraftWorkerLost            503  draft_worker_lost       decoding goes on without drafts
 │   └── VerifierLost               503  verifier_lost           requests wait for the restarted verifier
+├── EmulationTooSlow               500  emulation_too_slow      an emulated device was slower than the real one
 ├── ChannelError                   503  channel_error           a message could not be carried
 ├── ProtocolError                  500  protocol_error          a peer sent what the protocol does not allow
 └── PoolError                      500  pool_error              a slot or block was freed twice, or never held
@@ -77,6 +82,20 @@ class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
 
 
+class NotAuthenticated(RequestError):
+    """No API key, or not one of those that this server knows."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class NotPermitted(RequestError):
+    """The key is known, but this path needs the admin key."""
+
+    status = 403
+    code = "permission_denied"
+
+
 class ModelNotFound(RequestError):
     """The named model is not served here."""
 
@@ -112,6 +131,13 @@ class WrongContentType(RequestError):
     code = "unsupported_media_type"
 
 
+class HeadersTooLarge(RequestError):
+    """The headers are over the configured limit."""
+
+    status = 431
+    code = "headers_too_large"
+
+
 class DeadlineExceeded(SpecserveError):
     """The answer took longer than the deployment allows; the request was cancelled."""
 
@@ -125,6 +151,12 @@ class Overloaded(SpecserveError):
     status = 429
     code = "queue_full"
     retry_after_s = 1
+
+
+class KeyOverloaded(Overloaded):
+    """One API key has as many requests running as it may; others are not affected."""
+
+    code = "rate_limit_exceeded"
 
 
 class Unavailable(SpecserveError):
@@ -145,6 +177,12 @@ class VerifierLost(Unavailable):
     """The verifier is gone. Requests wait, bounded, and are refilled when it is back."""
 
     code = "verifier_lost"
+
+
+class EmulationTooSlow(SpecserveError):
+    """A step of an emulated device took longer to compute than the device takes; its timing would be a lie."""
+
+    code = "emulation_too_slow"
 
 
 class ChannelError(SpecserveError):

@@ -138,6 +138,7 @@ class LocalEngine:
             verifier=LocalChannel(parts.verifier, mailbox, "target"),
             drafter=drafter,
             guesser=parts.guesser,
+            guessers=drafting.guessers_of(self.config.draft),
             tokenizer=parts.tokenizer,
             metrics=self._metrics,
             sink=self._deliver,
@@ -152,6 +153,8 @@ class LocalEngine:
             vocab_size=parts.target.vocab_size,
             max_depth=self.config.engine.depth,
             speculator=self.config.draft.speculator,
+            rules=parts.target.rules,
+            sources=drafting.sources_of(self.config.draft, self.config.engine.depth),
         )
 
     def _deliver(self, _owner: str, deltas: tuple[Delta, ...]) -> None:

@@ -1,20 +1,23 @@
 """Text in and out of tokens: the model's tokenizer, an incremental detokeniser, and the search for stop texts.
 
-Loading a tokenizer and decoding need neither torch nor transformers, so the coordinator can do both. Only the chat
-template is rendered by transformers (its sandboxed Jinja environment), imported at the first chat request.
+Loading a tokenizer and decoding need neither torch nor transformers, so the coordinator can do both; chat templates
+(`templates`) are rendered with transformers when the first conversation comes.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as CoreTokenizer
 
-from specserve.errors import ConfigError, RequestError, UnsupportedField
+from specserve.errors import ConfigError, UnsupportedField
+from specserve.templates import CallFormat, ChatTemplate, Messages
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -37,8 +40,7 @@ class Tokenizer:
         core.no_truncation()
         core.no_padding()
         self._core = core
-        self._template = chat_template
-        self._special_tokens = special_tokens or {}
+        self._template = None if chat_template is None else ChatTemplate(chat_template, special_tokens or {})
         self._special_ids = frozenset(
             token for token, added in core.get_added_tokens_decoder().items() if added.special
         )
@@ -79,14 +81,41 @@ class Tokenizer:
         text: str = self._core.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
-    def chat_prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+    def chat_prompt(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Token ids of a conversation in the model's own template, ready for the assistant's answer.
 
+        tools are shown to the model as they are; options are variables of the template's own.
         Raises UnsupportedField when the model has no chat template, RequestError when the template refuses.
         """
         if self._template is None:
             raise UnsupportedField("this model has no chat template; use /v1/completions", param="messages")
-        return self.encode(_render(self._template, messages, self._special_tokens), special=False)
+        return self.encode(self._template.render(messages, tools, options), special=False)
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether the chat template shows the tool calls of earlier turns."""
+        return self._template is not None and self._template.takes_calls
+
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """How the model writes tool calls in plain text; None where it has no such way."""
+        found = None if self._template is None else self._template.call_format()
+        if found is None:
+            return None
+        found = replace(found, closing=self._before_special(found.closing))
+        parts = (found.opening, found.head, found.middle, found.tail, found.separator or "", found.closing)
+        # A special token is no text: it shows nothing, and a grammar cannot ask for it by its spelling.
+        return None if any(self._before_special(part) != part for part in parts) else found
+
+    def _before_special(self, text: str) -> str:
+        """A text up to its first special token."""
+        places = [text.find(self._core.id_to_token(token) or "") for token in self._special_ids]
+        return text[: min((place for place in places if place >= 0), default=len(text))]
 
     def token_text(self, token: int) -> tuple[str, bytes]:
         """A token on its own, special ones too: its text (U+FFFD where it ends inside a character) and its bytes."""
@@ -149,12 +178,14 @@ class Detokenizer:
 class AnswerText:
     """The text of one answer as its tokens arrive: whole characters, ended by the first stop text.
 
-    Stop texts are looked for in the text of the tokens after the first min_tokens.
+    Stop texts are looked for in the text of the tokens after the first min_tokens; `keep_stop` shows the one found.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0, *, keep_stop: bool = False
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopText(stops)
+        self._stops = StopText(stops, keep=keep_stop)
         self._unsearched = min_tokens
         self.length = 0  # characters so far, those of a stop text included
 
@@ -178,9 +209,11 @@ class StopText:
 
     The match is the one that is complete first in stream order; of several that are complete with the same character,
     the longest. Every character costs constant time per stop text (Knuth, Morris, Pratt, 1977).
+    With `keep` the match itself is shown.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
+        self._keep = keep
         self._scans = [_Scan(stop) for stop in sorted(stops, key=len, reverse=True)]
         self._held = ""
         self._matched: str | None = None
@@ -209,7 +242,7 @@ class StopText:
     def _finish(self, text: str, end: int, pattern: str) -> tuple[str, str]:
         self._matched = pattern
         self._held = ""
-        return text[: end - len(pattern)], pattern
+        return text[: end if self._keep else end - len(pattern)], pattern
 
 
 class _Scan:
@@ -283,18 +316,6 @@ def _end_tokens(folder: Path, core: CoreTokenizer, specials: dict[str, str]) -> 
     own = core.token_to_id(specials["eos_token"]) if "eos_token" in specials else None
     every: Iterable[Any] = [*(named if isinstance(named, list) else [named]), own]
     return frozenset(token for token in every if isinstance(token, int))
-
-
-def _render(template: str, messages: list[dict[str, Any]], specials: dict[str, str]) -> str:
-    import jinja2
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        rendered, _ = render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **specials)
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
-        raise RequestError(f"the model's chat template refused the messages: {error}", param="messages") from None
-    text: str = rendered[0]
-    return text
 
 
 def _raw_bytes(core: CoreTokenizer, special_ids: frozenset[int]) -> dict[int, bytes]:

@@ -35,6 +35,9 @@ Role = Literal["draft", "target"]
 RuleName = str
 """The name of a file in `verification/` that holds a rule."""
 
+SourceName = str
+"""The name of a file in `drafting/` that holds a speculator."""
+
 DraftPicks = Literal["sampling", "argmax", "shared_noise"]
 """How a draft picks tokens: drawn from its dist, the likeliest, or the winners under noise shared with the target."""
 
@@ -89,6 +92,9 @@ class Request:
     the prompt's own tokens) is the number of alternatives to report beside each token, None for no report at all.
     max_tokens 0 reads the prompt only.
     structured holds the answer to a grammar, at whose end only an end token may follow; it excludes ignore_eos.
+    source names the one speculator that drafts for this request; None means the deployment's, behind the prediction
+    where there is one. prediction holds the tokens that the client expects the answer to be, none if it expects
+    nothing: they are drafts, and change no answer.
     """
 
     id: RequestId
@@ -106,6 +112,8 @@ class Request:
     prompt_logprobs: int | None = None
     rule: RuleName | None = None
     structured: Structured | None = None
+    source: SourceName | None = None
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What one request cost. Times are seconds; `histogram[k]` counts decode rounds that kept k drafted tokens."""
+    """What one request cost. Times are seconds; `histogram[k]` counts decode rounds that kept k drafted tokens.
+
+    accepted_prediction_tokens of the answer are as the client's prediction said; rejected_prediction_tokens were
+    taken from it as drafts, and the target wrote something else. A token may be taken, and rejected, several times.
+    """
 
     prompt_tokens: int
     generated_tokens: int
@@ -133,6 +145,8 @@ class RequestStats:
     queue_s: float
     first_token_s: float
     total_s: float
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +183,19 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a client may know of the served model."""
+    """What a client may know of the served model.
+
+    rules are those that a request may ask for, each with whether it is lossless; sources the speculators likewise.
+    """
 
     name: str
     created: int
     context_length: int
     vocab_size: int
     max_depth: int
-    speculator: str
+    speculator: SourceName
+    rules: Mapping[RuleName, bool] = field(default_factory=dict)
+    sources: tuple[SourceName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

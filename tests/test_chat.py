@@ -8,6 +8,7 @@ import signal
 import httpx
 import pytest
 from http_server import serving
+from pydantic import SecretStr
 from tiny_models import tiny_llama
 
 from specserve.chat import Chat, server_url
@@ -144,3 +145,14 @@ def test_no_server_is_told_at_once(url) -> None:
     assert httpx.get(f"{url}/health").status_code == 200
     with pytest.raises(SpecserveError, match="/health"):
         Chat(f"{url}/health").model()
+
+
+def test_a_server_with_keys_is_asked_with_one(monkeypatch, engine) -> None:
+    """With the key the chat works; without it the first request is refused in words."""
+    server = engine.config.server.model_copy(update={"api_keys": (SecretStr("chat-key"),)})
+    monkeypatch.setattr(engine, "config", engine.config.model_copy(update={"server": server}))
+    with serving(engine) as url:
+        shown, _ = talk(monkeypatch, url, "Hello", api_key="chat-key")
+        assert "tokens" in shown
+        with pytest.raises(SpecserveError, match="API key"):
+            talk(monkeypatch, url, "Hello")

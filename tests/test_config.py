@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specserve.config import Config, override, parse, setting_names
+from specserve.config import Config, keyed, override, parse, setting_names, unkeyed
 from specserve.errors import ConfigError
 
 README = Path(__file__).parents[1] / "README.md"
@@ -78,3 +78,39 @@ def test_the_readme_table_of_settings_is_true() -> None:
     assert len(rows) >= 20
     assert {name: yaml.safe_load(default) for name, default in rows} == {name: at(tree, name) for name, _ in rows}
     assert {name for name, _ in rows} <= set(setting_names())
+
+
+def test_keys_come_from_the_environment_too() -> None:
+    """They replace those of the file, several with commas between; without them the file's stay."""
+    config = parse({"server": {"api_keys": ["file-key-1"], "admin_key": "file-admin"}})
+    assert keyed(config, {}) == config
+    found = keyed(config, {"SPECSERVE_API_KEY": "first-key, other-key", "SPECSERVE_ADMIN_KEY": "admin-key"}).server
+    assert [key.get_secret_value() for key in found.api_keys] == ["first-key", "other-key"]
+    assert found.admin_key is not None
+    assert found.admin_key.get_secret_value() == "admin-key"
+    with pytest.raises(ConfigError, match="8 ASCII characters"):
+        keyed(config, {"SPECSERVE_API_KEY": "short"})
+    assert (unkeyed(config).server.api_keys, unkeyed(config).server.admin_key) == ((), None)
+
+
+@pytest.mark.parametrize("wrong", [{"api_keys": "secret-in-text"}, {"admin_key": ["secret-in-list"]}])
+def test_a_wrong_key_is_not_shown(wrong) -> None:
+    """The error names the setting and hides what was found."""
+    with pytest.raises(ConfigError) as refused:
+        parse({"server": wrong})
+    assert "server." in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("server", "open_"),
+    [
+        ({}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "api_keys": ["some-client"]}, False),
+    ],
+)
+def test_a_server_without_keys_is_open_only_beyond_loopback(server, open_) -> None:
+    """That is what the launcher warns of."""
+    assert parse({"server": server}).server.open_to_others is open_

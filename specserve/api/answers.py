@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from specserve.api.tools import CallReader, ToolCall
 from specserve.text import AnswerText, Tokenizer
-from specserve.types import Delta, Request, RequestStats, TokenLogprob
+from specserve.types import Delta, ModelCard, Request, RequestStats, RuleName, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,39 +21,76 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a delta makes visible: text, and a score per token where the client asked."""
+    """What a delta makes visible: text, a score per token where the client asked, whole calls of tools, its tokens.
+
+    shown is the text that each token made visible; what the end set free is the last one's.
+    """
 
     text: str
     scores: list[Scored]
+    calls: list[ToolCall] = field(default_factory=list)
+    tokens: tuple[int, ...] = ()
+    shown: tuple[str, ...] = ()
 
 
 class Answer:
-    """One sequence as it grows: its tokens, and the text of them that may be shown; with `echo`, behind its prompt."""
+    """One sequence as it grows: its tokens, and the text of them that may be shown; with `echo`, behind its prompt.
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, *, echo: bool = False) -> None:
+    `keep_stop` shows the stop text that ended it. `reader` takes the calls of tools out of the text.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        *,
+        echo: bool = False,
+        keep_stop: bool = False,
+        reader: CallReader | None = None,
+    ) -> None:
         self.request = request
         self.text = ""
-        self.tokens = 0
+        self.calls: list[ToolCall] = []
+        self.tokens: list[int] = []
         self.finish: str | None = None
         self.stop_reason: int | str | None = None
         self.stats: RequestStats | None = None
         self.scores: list[Scored] = []
         self._end_tokens = tokenizer.end_tokens - frozenset(request.stop_token_ids)
         self._echoed = request.prompt if echo else ()
-        self._visible = AnswerText(tokenizer, request.stop, len(self._echoed) + request.sampling.min_tokens)
+        unsearched = len(self._echoed) + request.sampling.min_tokens
+        self._visible = AnswerText(tokenizer, request.stop, unsearched, keep_stop=keep_stop)
+        self._reader = reader
 
     def add(self, delta: Delta) -> Piece:
         """Take a delta; returns what it makes visible."""
-        self.tokens += len(delta.tokens)
+        self.tokens += delta.tokens
         echoed, self._echoed = self._echoed, ()
+        before: list[str] = []
         shown: list[str] = []
-        scores = [*self._push(echoed, delta.prompt_logprobs, shown), *self._push(delta.tokens, delta.logprobs, shown)]
+        scores = [*self._push(echoed, delta.prompt_logprobs, before), *self._push(delta.tokens, delta.logprobs, shown)]
         if delta.finish is not None:
-            shown.append(self._end(delta))
-        piece = Piece("".join(shown), scores)
-        self.text += piece.text
+            rest = self._end(delta)
+            shown = [*shown[:-1], "".join(shown[-1:]) + rest]
+        text, calls = self._read("".join([*before, *shown]), ended=delta.finish is not None)
+        self.text += text
+        self.calls += calls
         self.scores += scores
-        return piece
+        return Piece(text, scores, calls, delta.tokens, tuple(shown[: len(delta.tokens)]))
+
+    def _read(self, shown: str, *, ended: bool) -> tuple[str, list[ToolCall]]:
+        if self._reader is None:
+            return shown, []
+        text, calls = self._reader.push(shown)
+        if not ended:
+            return text, calls
+        rest, cut = self._reader.flush()
+        return text + rest, calls + cut
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended, in OpenAI's words."""
+        return "tool_calls" if self.finish == "stop" and self.calls else self.finish
 
     def _push(self, tokens: Sequence[int], scores: Sequence[TokenLogprob], shown: list[str]) -> list[Scored]:
         offsets = []
@@ -80,11 +118,11 @@ class Shape(Protocol):
         """What the first chunk of a choice holds besides its index, if there is a chunk before any text."""
         ...
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """What a chunk with more text holds; "" for the last chunk."""
+    def piece(self, piece: Piece, calls_before: int) -> dict[str, Any]:
+        """What a chunk with more text and calls holds; an empty piece for the last chunk."""
         ...
 
-    def full(self, text: str) -> dict[str, Any]:
+    def full(self, answer: Answer) -> dict[str, Any]:
         """What a choice of a whole answer holds."""
         ...
 
@@ -103,13 +141,13 @@ class CompletionShape:
         """Completions start with text."""
         return None
 
-    def piece(self, text: str) -> dict[str, Any]:
+    def piece(self, piece: Piece, calls_before: int) -> dict[str, Any]:
         """Text beside the index."""
-        return {"text": text}
+        return {"text": piece.text}
 
-    def full(self, text: str) -> dict[str, Any]:
+    def full(self, answer: Answer) -> dict[str, Any]:
         """Text beside the index."""
-        return {"text": text}
+        return {"text": answer.text}
 
     def logprobs(self, scores: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
         """Four parallel lists. The alternatives include the token itself; those that look alike are one."""
@@ -135,13 +173,20 @@ class ChatShape:
         """Chats start with the role."""
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """Text in a delta."""
-        return {"delta": {"content": text} if text else {}}
+    def piece(self, piece: Piece, calls_before: int) -> dict[str, Any]:
+        """Text in a delta, and each call whole, under its number in the answer."""
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            numbered = enumerate(piece.calls, start=calls_before)
+            delta["tool_calls"] = [{"index": index, **call.fields()} for index, call in numbered]
+        return {"delta": delta}
 
-    def full(self, text: str) -> dict[str, Any]:
-        """A message of the assistant."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def full(self, answer: Answer) -> dict[str, Any]:
+        """A message of the assistant; without content where it only calls tools."""
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.calls:
+            message |= {"content": answer.text or None, "tool_calls": [call.fields() for call in answer.calls]}
+        return {"message": message}
 
     def logprobs(self, scores: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
         """One object per token."""
@@ -155,13 +200,13 @@ class ChatShape:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every object of one HTTP answer starts with. `depth` is the deployment's chain length."""
+    """What every object of one HTTP answer starts with. `rule` is the deployment's."""
 
     id: str
     created: int
-    model: str
+    card: ModelCard
     fingerprint: str
-    depth: int
+    rule: RuleName
 
     def fields(self, kind: str) -> dict[str, Any]:
         """The common fields of an object of this kind."""
@@ -169,18 +214,23 @@ class Head:
             "id": self.id,
             "object": kind,
             "created": self.created,
-            "model": self.model,
+            "model": self.card.name,
             "system_fingerprint": self.fingerprint,
         }
 
 
-def whole_answer(head: Head, shape: Shape, answers: Sequence[Answer], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The object of an answer that is not streamed."""
+def whole_answer(
+    head: Head, shape: Shape, answers: Sequence[Answer], tokenizer: Tokenizer, *, token_ids: bool = False
+) -> dict[str, Any]:
+    """The object of an answer that is not streamed. `token_ids` tells the tokens of prompts and answers."""
     choices = []
     for index, answer in enumerate(answers):
         asked = answer.request.logprobs is not None
         logprobs = shape.logprobs(answer.scores, tokenizer) if asked else None
-        choices.append(_choice(index, shape.full(answer.text), answer, logprobs))
+        content = shape.full(answer)
+        if token_ids:
+            content |= {"token_ids": answer.tokens, "prompt_token_ids": list(answer.request.prompt)}
+        choices.append(_choice(index, content, answer, logprobs))
     return head.fields(shape.whole) | {"choices": choices, "usage": usage(answers)} | metrics_field(head, answers)
 
 
@@ -190,15 +240,20 @@ def opening_chunk(head: Head, shape: Shape, index: int) -> dict[str, Any] | None
     return None if opening is None else _chunk(head, shape, _choice(index, opening, None))
 
 
-def text_chunk(head: Head, shape: Shape, index: int, piece: Piece, tokenizer: Tokenizer) -> dict[str, Any]:
+def text_chunk(
+    head: Head, shape: Shape, index: int, answer: Answer, piece: Piece, tokenizer: Tokenizer, *, token_ids: bool
+) -> dict[str, Any]:
     """A chunk with more text of a choice, or with the scores of tokens whose text is held back."""
     logprobs = shape.logprobs(piece.scores, tokenizer) if piece.scores else None
-    return _chunk(head, shape, _choice(index, shape.piece(piece.text), None, logprobs))
+    content = shape.piece(piece, len(answer.calls) - len(piece.calls))
+    if token_ids:
+        content |= {"token_ids": list(piece.tokens)}
+    return _chunk(head, shape, _choice(index, content, None, logprobs))
 
 
 def last_chunk(head: Head, shape: Shape, index: int, answer: Answer) -> dict[str, Any]:
     """The chunk that says why a choice ended."""
-    return _chunk(head, shape, _choice(index, shape.piece(""), answer))
+    return _chunk(head, shape, _choice(index, shape.piece(Piece("", []), 0), answer))
 
 
 def usage_chunk(head: Head, shape: Shape, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -206,11 +261,24 @@ def usage_chunk(head: Head, shape: Shape, answers: Sequence[Answer]) -> dict[str
     return head.fields(shape.chunk) | {"choices": [], "usage": usage(answers)} | metrics_field(head, answers)
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, int]:
-    """Tokens of all sequences so far; a prompt counts once however many answers it gets."""
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Tokens of all sequences so far; a prompt counts once however many answers it gets.
+
+    completion_tokens are those that were sent, rejected drafts and predictions never among them.
+    """
     prompt = sum(len(answer.request.prompt) for answer in answers if answer.request.branch == 0)
-    completion = sum(answer.tokens for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    completion = sum(len(answer.tokens) for answer in answers)
+    ended = [answer.stats for answer in answers if answer.stats is not None]
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},  # no prompt outlives its request here
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": sum(stats.accepted_prediction_tokens for stats in ended),
+            "rejected_prediction_tokens": sum(stats.rejected_prediction_tokens for stats in ended),
+        },
+    }
 
 
 def metrics_field(head: Head, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -227,18 +295,20 @@ def metrics_field(head: Head, answers: Sequence[Answer]) -> dict[str, Any]:
         "time_to_first_token_ms": _ms(stats.first_token_s),
         "queue_time_ms": _ms(stats.queue_s),
         "generation_time_ms": _ms(decode_s),
+        "mean_itl_ms": None if rate is None else round(1000 / rate, 3),
         "tokens_per_second": None if rate is None else round(rate, 3),
     }
-    asked = head.depth if answer.request.depth is None else answer.request.depth
-    speculation = _speculation(stats, asked)
+    speculation = _speculation(head, answer.request, stats)
     return {"metrics": numbers if speculation is None else numbers | {"speculative_decoding": speculation}}
 
 
-def _speculation(stats: RequestStats, depth: int) -> dict[str, Any] | None:
-    longest = max(depth, len(stats.histogram) - 1)
+def _speculation(head: Head, request: Request, stats: RequestStats) -> dict[str, Any] | None:
+    asked = head.card.max_depth if request.depth is None else request.depth
+    longest = max(asked, len(stats.histogram) - 1)
     if longest == 0:
         return None
     steps = sum(stats.histogram)
+    rule = head.rule if request.rule is None else request.rule
     return {
         "mean_acceptance_length": round(1 + stats.kept_tokens / steps, 4) if steps else None,
         "draft_acceptance_rate": round(stats.kept_tokens / stats.drafted_tokens, 4) if stats.drafted_tokens else None,
@@ -247,13 +317,16 @@ def _speculation(stats: RequestStats, depth: int) -> dict[str, Any] | None:
         "num_accepted_draft_tokens": stats.kept_tokens,
         "num_draft_tokens": stats.drafted_tokens,
         "num_spec_tokens": longest,
+        "rule": rule,
+        "lossless": head.card.rules.get(rule),
+        "source": head.card.speculator if request.source is None else request.source,
     }
 
 
 def _choice(
     index: int, content: dict[str, Any], ended: Answer | None, logprobs: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    reason = None if ended is None else ended.finish
+    reason = None if ended is None else ended.reason
     stop_reason = None if ended is None else ended.stop_reason
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop_reason}
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
-import time
-import uuid
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -17,28 +14,42 @@ from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from specserve.api import convert
-from specserve.api.answers import ChatShape, CompletionShape, Head, Shape
+from specserve.api.access import Admission, HeaderLimit, Keys
 from specserve.api.body import read_object
 from specserve.api.errors import error_response
 from specserve.api.generate import EventStream, Job, collect, until_gone
-from specserve.api.limits import BodyLimit, Envelope, request_id_of
-from specserve.api.schemas import ChatBody, CompletionBody, Generation, StreamOptions, refuse_unsupported, unknown
+from specserve.api.jobs import Jobs
+from specserve.api.limits import BodyLimit, Envelope, rename, request_id_of
+from specserve.api.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Generation,
+    ModelBody,
+    TokenizeBody,
+    refuse_unsupported,
+    unknown,
+)
 from specserve.api.structured import CheckStructured
-from specserve.config import Config
+from specserve.api.tokens import detokenized, tokenized
+from specserve.config import Config, ServerConfig
+from specserve.errors import UnsupportedField
 from specserve.metrics import HttpMetrics
 from specserve.text import Tokenizer
-from specserve.types import EngineClient, ModelCard, Request, RequestId
+from specserve.types import EngineClient, ModelCard
 
-BodyT = TypeVar("BodyT", bound=Generation)
+BodyT = TypeVar("BodyT", bound=ModelBody)
+GenerationT = TypeVar("GenerationT", bound=Generation)
 
 
 def create_app(
     engine: EngineClient, tokenizer: Tokenizer, config: Config, *, check_structured: CheckStructured
 ) -> FastAPI:
-    """The application: models, completions, chat completions, health, readiness, metrics, version."""
+    """The application: models, completions, chat completions, the tokenizer, and what operators ask."""
     api = _Api(engine, tokenizer, config, check_structured)
     app = FastAPI(
         title="specserve",
@@ -47,16 +58,33 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=[
-            Middleware(Envelope, metrics=api.http),
-            Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
-        ],
+        middleware=_layers(config.server, api.http),
         exception_handlers={HTTPException: _refused, RequestValidationError: _refused},
     )
     app.state.metrics = api.http
     for path, method, handler in api.routes():
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return app
+
+
+def _layers(server: ServerConfig, metrics: HttpMetrics) -> list[Middleware]:
+    """What surrounds the routes, outermost first."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=server.cors_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("Authorization", "Content-Type", "X-Request-Id"),
+        expose_headers=("X-Request-Id", "Retry-After"),
+        allow_credentials=False,  # keys travel in a header, which pages set themselves
+    )
+    return [
+        *([cors] if server.cors_origins else []),
+        Middleware(Envelope, metrics=metrics),
+        Middleware(HeaderLimit, max_bytes=server.max_header_bytes),
+        Middleware(Keys, config=server),
+        Middleware(Admission, config=server),
+        Middleware(BodyLimit, max_bytes=server.max_body_bytes),
+    ]
 
 
 class _Api:
@@ -66,10 +94,9 @@ class _Api:
         self, engine: EngineClient, tokenizer: Tokenizer, config: Config, check_structured: CheckStructured
     ) -> None:
         self._engine = engine
-        self._check_structured = check_structured
         self._tokenizer = tokenizer
         self._config = config
-        self._fingerprint = _fingerprint(config)
+        self._jobs = Jobs(engine, tokenizer, config, check_structured, _fingerprint(config))
         self.http = HttpMetrics((path, method) for path, method, _ in self.routes())
 
     def routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
@@ -85,6 +112,9 @@ class _Api:
             ("/version", "GET", self.version),
             ("/status.json", "GET", self.status),
             ("/timeline.json", "GET", self.timeline),
+            ("/load", "GET", self.load),
+            ("/tokenize", "POST", self.tokenize),
+            ("/detokenize", "POST", self.detokenize),
         ]
 
     async def models(self) -> Response:
@@ -100,23 +130,25 @@ class _Api:
     async def completions(self, request: HttpRequest) -> Response:
         """Continue one or more prompts."""
         deadline = self._deadline()
-        body = await self._body(request, CompletionBody)
-        prompts = convert.prompts_of(body, self._config)
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                convert.check_size(prompt, self._tokenizer, self._engine.card, "prompt")
-        tokens = await asyncio.to_thread(self._tokens, prompts)
-        return await self._answer(request, self._job(CompletionShape(), body, tokens, deadline), body)
+        body = await self._generation(request, CompletionBody)
+        return await self._answer(request, await self._jobs.completion(body, deadline), body)
 
     async def chat(self, request: HttpRequest) -> Response:
         """Answer a conversation."""
         deadline = self._deadline()
-        body = await self._body(request, ChatBody)
-        messages = convert.messages_of(body)
-        for message in messages:
-            convert.check_size(str(message["content"]), self._tokenizer, self._engine.card, "messages")
-        tokens = await asyncio.to_thread(self._tokenizer.chat_prompt, messages)
-        return await self._answer(request, self._job(ChatShape(), body, [tokens], deadline), body)
+        body = await self._generation(request, ChatBody)
+        return await self._answer(request, await self._jobs.chat(body, deadline), body)
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        """The tokens of a text or a conversation."""
+        body, most = await self._body(request, TokenizeBody), self._config.server.max_tools
+        work = asyncio.to_thread(tokenized, body, self._tokenizer, self._engine.card, most)
+        return JSONResponse(await work)
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """The text of tokens."""
+        body = await self._body(request, DetokenizeBody)
+        return JSONResponse(await asyncio.to_thread(detokenized, body, self._tokenizer, self._engine.card))
 
     async def health(self) -> Response:
         """200 while the target serves, with or without speculation; 503 otherwise."""
@@ -151,69 +183,37 @@ class _Api:
         """The server's version."""
         return JSONResponse({"version": _version()})
 
-    async def _body(self, request: HttpRequest, kind: type[BodyT]) -> BodyT:
-        data = await read_object(request, self._config.server.request_timeout_s)
-        refuse_unsupported(data, kind)
-        body = kind.model_validate(data)
-        convert.check_model(body.model, self._engine.card)
+    async def load(self) -> Response:
+        """How many sequences run and wait, for balancers in front of several servers."""
+        health = await self._engine.health()
+        counts = {"running": health.running, "waiting": health.waiting}
+        return JSONResponse({"server_load": health.running + health.waiting} | counts)
+
+    async def _generation(self, request: HttpRequest, kind: type[GenerationT]) -> GenerationT:
+        body = await self._body(request, kind)
         convert.check_options(body, self._config)
-        for name in unknown(data, kind):
-            self.http.unknown_param(name)
+        if body.request_id is not None:
+            rename(request.scope, body.request_id)
         return body
 
-    def _job(self, shape: Shape, body: Generation, prompts: list[list[int]], deadline: float) -> Job:
-        """The sequences of one HTTP request, and how it is answered."""
-        card, name = self._engine.card, f"{shape.prefix}-{uuid.uuid4().hex}"
-        depth = min(self._config.engine.depth, card.max_depth)
-        options = body.stream_options or StreamOptions()
-        return Job(
-            Head(name, int(time.time()), card.name, self._fingerprint, depth),
-            shape,
-            self._requests(name, body, prompts, card),
-            deadline,
-            echo=isinstance(body, CompletionBody) and bool(body.echo),
-            include_usage=bool(options.include_usage),
-            continuous_usage=bool(options.continuous_usage_stats),
-        )
-
-    def _requests(self, name: str, body: Generation, prompts: list[list[int]], card: ModelCard) -> list[Request]:
-        """One engine request per prompt and branch, the branches of a prompt side by side.
-
-        A client that gives no seed gets one per prompt, so that a retry can be exact.
-        """
-        bad_words = convert.bad_words_of(body, self._tokenizer)
-        requests = [
-            convert.to_request(
-                body, prompt, card, self._config, request_id=name, seed=secrets.randbits(63), bad_words=bad_words
-            )
-            for prompt in prompts
-        ]
-        branches = body.n or 1
-        if len(requests) * branches == 1:
-            return requests
-        return [
-            replace(
-                request,
-                id=RequestId(f"{name}-{index * branches + branch}"),
-                branch=branch,
-                family=f"{name}-{index * branches}" if branches > 1 else None,
-            )
-            for index, request in enumerate(requests)
-            for branch in range(branches)
-        ]
+    async def _body(self, request: HttpRequest, kind: type[BodyT]) -> BodyT:
+        server = self._config.server
+        data = await read_object(request, min(server.body_timeout_s, server.request_timeout_s))
+        refuse_unsupported(data, kind)
+        names = unknown(data, kind)
+        if names and server.strict_params:
+            raise UnsupportedField("the body holds a field that nobody here knows", param=min(names))
+        body = kind.model_validate(data)
+        for name in names:
+            self.http.unknown_param(name)
+        convert.check_model(body.model, self._engine.card)
+        return body
 
     async def _answer(self, request: HttpRequest, job: Job, body: Generation) -> Response:
-        structured = job.requests[0].structured  # the same for all sequences
-        if structured is not None:
-            await asyncio.to_thread(self._check_structured, structured)
         if body.stream:
             return EventStream(job, self._engine, self._tokenizer, self.http)
         work = collect(job, self._engine, self._tokenizer)
         return JSONResponse(await until_gone(request.receive, work))
-
-    def _tokens(self, prompts: list[convert.Prompt]) -> list[list[int]]:
-        encode = self._tokenizer.encode
-        return [encode(prompt, special=True) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._config.server.request_timeout_s

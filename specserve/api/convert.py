@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from specserve.api.schemas import ChatBody, CompletionBody, Generation, Message
-from specserve.api.structured import structured_of
+from specserve.api.schemas import ChatBody, CompletionBody, Generation
+from specserve.api.speculation import wish_of
 from specserve.config import Config
 from specserve.errors import ContextLengthExceeded, InvalidField, ModelNotFound, UnsupportedField
 from specserve.text import Tokenizer
-from specserve.types import ModelCard, Request, RequestId, Sampling
+from specserve.types import ModelCard, Request, RequestId, Sampling, Structured
 
 Prompt = str | list[int]
 """A prompt as it was sent: text, or token ids."""
 
-MAX_PROMPTS = 1024
 MAX_BAD_WORD = 256
 MAX_BIAS = 100.0
 MAX_DIGITS = 10
-
-_ROLES = {
-    "system": "system",
-    "developer": "system",  # templates know the older word
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 
 def check_model(name: str | None, card: ModelCard) -> None:
@@ -43,16 +33,14 @@ def check_options(body: Generation, config: Config) -> None:
         raise InvalidField(f"n: at most {config.server.max_n} here", param="n")
     if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
         raise InvalidField("top_logprobs: only allowed when logprobs is true", param="top_logprobs")
+    if (_logprobs(body) or 0) > config.server.max_logprobs:
+        name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+        raise InvalidField(f"{name}: at most {config.server.max_logprobs} here", param=name)
     if isinstance(body, CompletionBody):
         if body.max_tokens == 0 and not body.echo:
             raise InvalidField("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise UnsupportedField("best_of is not supported by this server unless it equals n", param="best_of")
-
-
-def messages_of(body: ChatBody) -> list[dict[str, Any]]:
-    """The conversation as a chat template takes it: role and plain text. Text parts are joined by newlines."""
-    return [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
 
 
 def prompts_of(body: CompletionBody, config: Config) -> list[Prompt]:
@@ -63,7 +51,7 @@ def prompts_of(body: CompletionBody, config: Config) -> list[Prompt]:
     """
     prompts = _prompt_list(body.prompt)
     branches = body.n or 1
-    most = min(MAX_PROMPTS, config.engine.max_requests + config.engine.queue_limit) // branches
+    most = min(config.server.max_prompts, config.engine.max_requests + config.engine.queue_limit) // branches
     if len(prompts) > most:
         raise InvalidField(
             f"prompt: {len(prompts)} prompts in one request, at most {most} are allowed with n = {branches}",
@@ -101,15 +89,20 @@ def to_request(
     request_id: str,
     seed: int,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    prediction: Sequence[int] = (),
+    structured: Structured | None = None,
 ) -> Request:
-    """One sequence for the engine. `seed` is used when the client gave none; bad_words are the body's, as tokens.
+    """One sequence for the engine. `seed` is used when the client gave none; bad_words and prediction are the body's,
+    as tokens; structured is what the answer is held to.
 
     Raises InvalidField for token ids outside the vocabulary, ContextLengthExceeded when the prompt alone or
     max_tokens alone does not fit. When only their sum does not, the answer is cut to what fits.
     """
-    _check_ids(prompt, card.vocab_size, "prompt")
-    _check_ids(body.stop_token_ids or (), card.vocab_size, "stop_token_ids")
-    _check_ids(body.allowed_token_ids or (), card.vocab_size, "allowed_token_ids")
+    check_ids(prompt, card.vocab_size, "prompt")
+    check_ids(body.stop_token_ids or (), card.vocab_size, "stop_token_ids")
+    check_ids(body.allowed_token_ids or (), card.vocab_size, "allowed_token_ids")
+    _check_prediction(prediction, card)
+    wish = wish_of(body, card)
     max_tokens = _room(len(prompt), answer_limit(body, config), card.context_length)
     if (body.min_tokens or 0) > max_tokens:
         raise InvalidField(f"min_tokens: must not be above max_tokens ({max_tokens})", param="min_tokens")
@@ -122,10 +115,13 @@ def to_request(
         stop=_stops(body.stop, config),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
-        depth=_depth(body, card),
+        depth=wish.depth,
+        rule=wish.rule,
+        source=wish.source,
+        prediction=tuple(prediction),
         logprobs=_logprobs(body),
         prompt_logprobs=body.logprobs if isinstance(body, CompletionBody) and body.echo else None,
-        structured=structured_of(body.response_format, body.structured_outputs),
+        structured=structured,
     )
 
 
@@ -141,35 +137,6 @@ def bad_words_of(body: Generation, tokenizer: Tokenizer) -> tuple[tuple[int, ...
         for spelling in (text, f" {text}"):
             found[tuple(tokenizer.encode(spelling, special=False))] = None
     return tuple(word for word in found if word)
-
-
-def _message(message: Message, where: str) -> dict[str, Any]:
-    if message.role not in _ROLES:
-        raise InvalidField(f"{where}.role: must be one of {', '.join(_ROLES)}", param=f"{where}.role")
-    if message.tool_calls:
-        raise UnsupportedField("tool_calls are not supported by this server", param=f"{where}.tool_calls")
-    return {"role": _ROLES[message.role], "content": _content(message, f"{where}.content")}
-
-
-def _content(message: Message, where: str) -> str:
-    content = message.content
-    if isinstance(content, str):
-        return content
-    if content is None and message.role == "assistant":
-        return ""
-    if not isinstance(content, list) or not content:
-        raise InvalidField(f"{where}: must be a text or a list of text parts", param=where)
-    return "\n".join(_part(part, f"{where}.{index}") for index, part in enumerate(content))
-
-
-def _part(part: object, where: str) -> str:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise InvalidField(f"{where}: must be an object with a type", param=where)
-    if part["type"] != "text":
-        raise UnsupportedField(f"{where}: only parts of type text are supported, not {part['type']!r}", param=where)
-    if not isinstance(part.get("text"), str):
-        raise InvalidField(f"{where}.text: must be a text", param=f"{where}.text")
-    return str(part["text"])
 
 
 def _prompt_list(prompt: object) -> list[Prompt]:
@@ -194,9 +161,19 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Raise InvalidField unless all ids are in the vocabulary."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         raise InvalidField(f"{field}: token ids must lie between 0 and {vocab_size - 1}", param=field)
+
+
+def _check_prediction(prediction: Sequence[int], card: ModelCard) -> None:
+    if len(prediction) > card.context_length:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {card.context_length} tokens. The prediction has "
+            f"{len(prediction)}.",
+            param="prediction",
+        )
 
 
 def _room(prompt: int, asked: int | None, context: int) -> int:
@@ -255,12 +232,3 @@ def _stops(stop: object, config: Config) -> tuple[str, ...]:
     if not all(0 < len(text) <= server.max_stop_length for text in texts):
         raise InvalidField(f"stop: each text must have 1 to {server.max_stop_length} characters", param="stop")
     return tuple(texts)
-
-
-def _depth(body: Generation, card: ModelCard) -> int | None:
-    speculation = body.speculation
-    if speculation is None:
-        return None
-    if speculation.depth is not None and speculation.depth > card.max_depth:
-        raise InvalidField(f"speculation.depth: at most {card.max_depth} here", param="speculation.depth")
-    return 0 if speculation.enabled is False else speculation.depth

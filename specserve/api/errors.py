@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from specserve.errors import (
     InvalidField,
     MethodNotAllowed,
+    NotAuthenticated,
     Overloaded,
     RequestError,
     RouteNotFound,
@@ -34,6 +35,9 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable",
 }
+
+_NO_RETRY = (408, 500)
+"""Clients of OpenAI try these again by themselves, and here that would only cost the same time once more."""
 
 
 class EngineFailure(SpecserveError):
@@ -100,6 +104,10 @@ def error_response(error: Exception, request_id: str) -> Response:
     headers = {}
     if isinstance(known, (Overloaded, Unavailable)):
         headers["Retry-After"] = str(known.retry_after_s)
+    elif known.status in _NO_RETRY:
+        headers["X-Should-Retry"] = "false"
+    if isinstance(known, NotAuthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.headers:
         headers.update(error.headers)
     return JSONResponse(error_body(known, request_id), known.status, headers)

@@ -20,8 +20,11 @@ from specserve.api import answers as out
 from specserve.api.answers import Answer, Head, Shape
 from specserve.api.errors import ClientGone, as_specserve, error_body, failure_of
 from specserve.api.limits import request_id_of
+from specserve.api.origins import origins_field
+from specserve.api.tools import CallReader
 from specserve.errors import DeadlineExceeded, SpecserveError
 from specserve.metrics import HttpMetrics
+from specserve.templates import CallFormat
 from specserve.text import Tokenizer
 from specserve.types import Delta, EngineClient, Request
 
@@ -32,7 +35,10 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One HTTP request for text, ready to run: a request per sequence. `deadline` is in the event loop's time."""
+    """One HTTP request for text, ready to run: a request per sequence. `deadline` is in the event loop's time.
+
+    calls is how the answers write tool calls, None where none may.
+    """
 
     head: Head
     shape: Shape
@@ -41,15 +47,32 @@ class Job:
     echo: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    origins: bool = False
+    keep_stop: bool = False
+    token_ids: bool = False
+    calls: CallFormat | None = None
+
+    def answers(self, tokenizer: Tokenizer) -> list[Answer]:
+        """An answer to be filled for each sequence."""
+        return [
+            Answer(
+                request,
+                tokenizer,
+                echo=self.echo,
+                keep_stop=self.keep_stop,
+                reader=None if self.calls is None else CallReader(self.calls),
+            )
+            for request in self.requests
+        ]
 
 
 async def collect(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> dict[str, Any]:
     """The whole answer as one object. Raises what ended any of its sequences."""
-    answers = [Answer(request, tokenizer, echo=job.echo) for request in job.requests]
+    answers = job.answers(tokenizer)
     async with aclosing(_deltas(job, engine)) as deltas:
         async for index, delta in deltas:
             answers[index].add(delta)
-    return out.whole_answer(job.head, job.shape, answers, tokenizer)
+    return out.whole_answer(job.head, job.shape, answers, tokenizer, token_ids=job.token_ids)
 
 
 async def events(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
@@ -57,7 +80,7 @@ async def events(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> AsyncG
 
     Raises what ended any of its sequences, before the first piece or after it.
     """
-    answers = [Answer(request, tokenizer, echo=job.echo) for request in job.requests]
+    answers = job.answers(tokenizer)
     opened: set[int] = set()
     async with aclosing(_deltas(job, engine)) as deltas:
         async for index, delta in deltas:
@@ -190,8 +213,9 @@ def _chunks(
     opening = out.opening_chunk(job.head, job.shape, index) if first else None
     chunks = [] if opening is None else [opening]
     piece = answer.add(delta)
-    if piece.text or piece.scores:
-        chunks.append(out.text_chunk(job.head, job.shape, index, piece, tokenizer))
+    if piece.text or piece.scores or piece.calls or ((job.token_ids or job.origins) and piece.tokens):
+        chunk = out.text_chunk(job.head, job.shape, index, answer, piece, tokenizer, token_ids=job.token_ids)
+        chunks.append(chunk | origins_field(delta, piece.shown) if job.origins else chunk)
     if delta.finish is not None:
         chunks.append(_last(job, index, answer))
     return chunks

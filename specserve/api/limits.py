@@ -11,10 +11,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specserve.api.errors import ClientGone, error_response
+from specserve.api.schemas import REQUEST_ID
 from specserve.errors import BodyTooLarge
 from specserve.metrics import HttpMetrics
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_REQUEST_ID = re.compile(REQUEST_ID)
 
 CLIENT_GONE = 499
 
@@ -65,7 +66,8 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reply = _Reply(send, _request_id(scope))
+        rename(scope, _request_id(scope))
+        reply = _Reply(send, scope)
         self._metrics.started()
         try:
             await self._app(scope, receive, reply.send)
@@ -78,7 +80,7 @@ class Envelope:
             self._metrics.ended(_template(scope), scope["method"], reply.status)
 
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, reply: _Reply) -> None:
-        response = error_response(error, reply.request_id)
+        response = error_response(error, request_id_of(scope))
         if not reply.started:
             await response(scope, receive, reply.send)
 
@@ -86,9 +88,9 @@ class Envelope:
 class _Reply:
     """The way back to the client: adds the request id, remembers the status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, scope: Scope) -> None:
         self._send = send
-        self.request_id = request_id
+        self._scope = scope
         self.status = CLIENT_GONE
         self.started = False
 
@@ -97,7 +99,7 @@ class _Reply:
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
-            MutableHeaders(raw=message.setdefault("headers", []))["X-Request-Id"] = self.request_id
+            MutableHeaders(raw=message.setdefault("headers", []))["X-Request-Id"] = request_id_of(self._scope)
         await self._send(message)
 
 
@@ -107,12 +109,15 @@ def request_id_of(scope: MutableMapping[str, Any]) -> str:
     return found
 
 
+def rename(scope: MutableMapping[str, Any], request_id: str) -> None:
+    """Answer and log a request under this id."""
+    scope["specserve.request_id"] = request_id
+
+
 def _request_id(scope: Scope) -> str:
-    """The client's own id where it is short and plain, else a new one; kept in the scope for the routes."""
+    """The client's own id where it is short and plain, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
-    chosen: str = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    scope["specserve.request_id"] = chosen
-    return chosen
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _template(scope: Scope) -> str:

@@ -11,6 +11,9 @@ from specserve.errors import UnsupportedField
 
 _INT64 = 2**63
 
+REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
+"""What a client may call its request."""
+
 
 class Body(BaseModel):
     """Strict types; keys that nobody knows are left out (and counted by `unknown`)."""
@@ -23,21 +26,29 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_origins: bool | None = None
 
 
 class Speculation(Body):
-    """Per-request speculation: off, or another depth than the deployment's. Unknown keys are refused."""
+    """Per-request speculation: off, or other than the deployment's. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
     depth: int | None = Field(None, ge=0)
+    rule: str | None = None
+    source: str | None = None
 
 
-class Generation(Body):
-    """What both endpoints share. null means the default everywhere."""
+class ModelBody(Body):
+    """What names a model; the only one served is meant where it does not."""
 
     model: str | None = None
+
+
+class Generation(ModelBody):
+    """What both endpoints share. null means the default everywhere."""
+
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
@@ -60,6 +71,10 @@ class Generation(Body):
     speculation: Speculation | None = None
     response_format: Any = None
     structured_outputs: Any = None
+    prediction: Any = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    request_id: str | None = Field(None, pattern=REQUEST_ID)
 
 
 class CompletionBody(Generation):
@@ -68,7 +83,7 @@ class CompletionBody(Generation):
     prompt: Any
     max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=1)
 
 
@@ -77,21 +92,42 @@ class Message(Body):
 
     role: str
     content: Any = None
+    name: str | None = None
     tool_calls: Any = None
+    tool_call_id: str | None = None
 
 
 class ChatBody(Generation):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(None, ge=0)
 
 
-IGNORED = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-)
+class TokenizeBody(ModelBody):
+    """POST /tokenize: a text, or a conversation in the chat template."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    tools: Any = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(ModelBody):
+    """POST /detokenize."""
+
+    tokens: list[int]
+
+
+IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """Bookkeeping fields that change nothing here."""
 
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -114,21 +150,19 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": (),
     "function_call": ("none", "auto"),
-    "prediction": (),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
     "documents": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+    "parallel_tool_calls": (True, False),
     "reasoning_effort": (),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
 }
 """Fields that would change the answer, each with the values that ask for nothing; null always asks for nothing.
@@ -137,7 +171,7 @@ Those that one endpoint has are unsupported at the other.
 """
 
 
-def refuse_unsupported(data: Mapping[str, object], body: type[Generation]) -> None:
+def refuse_unsupported(data: Mapping[str, object], body: type[Body]) -> None:
     """Raise UnsupportedField for the first field that asks for something this endpoint does not do."""
     for name, value in data.items():
         if name not in _UNSUPPORTED or value is None or name in body.model_fields:
@@ -146,7 +180,7 @@ def refuse_unsupported(data: Mapping[str, object], body: type[Generation]) -> No
             raise UnsupportedField(f"{name} is not supported by this server{_hint(name)}", param=name)
 
 
-def unknown(data: Mapping[str, object], body: type[Generation]) -> list[str]:
+def unknown(data: Mapping[str, object], body: type[Body]) -> list[str]:
     """The keys of a body that were ignored because nobody here knows them."""
     return [name for name in data.keys() - body.model_fields.keys() - _UNSUPPORTED.keys() - IGNORED]
 

@@ -96,7 +96,7 @@ def write_json(path: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> No
         "rows": [dict(row) for row in rows],
     }
     try:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 

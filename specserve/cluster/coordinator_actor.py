@@ -134,6 +134,7 @@ class CoordinatorActor:
             verifier=self._channel(TARGET, target),
             drafter=None if draft is None else self._channel(DRAFT, draft),
             guesser=drafting.guesser_of(self._config.draft),
+            guessers=drafting.guessers_of(self._config.draft),
             tokenizer=Tokenizer.load(folder),
             metrics=self._metrics,
             sink=self._deliver,
@@ -155,6 +156,8 @@ class CoordinatorActor:
             vocab_size=target.vocab_size,
             max_depth=self._config.engine.depth,
             speculator=self._config.draft.speculator,
+            rules=target.rules,
+            sources=drafting.sources_of(self._config.draft, self._config.engine.depth),
         )
 
     def _channel(self, role: str, joined: Joined) -> Channel:

@@ -17,7 +17,10 @@ INGRESS = "Ingress"
 
 
 def application(config: Config) -> Any:
-    """A `serve.Application` for this configuration: one pipeline, and as many ingresses as asked for."""
+    """A `serve.Application` for this configuration: one pipeline, and as many ingresses as asked for.
+
+    The app itself refuses what is over its limits, in OpenAI's words, so Serve lets more through than they allow.
+    """
     tree = config.model_dump()
     pipeline = serve.deployment(
         Pipeline,
@@ -35,7 +38,7 @@ def application(config: Config) -> Any:
         name=INGRESS,
         num_replicas=config.cluster.ingress_replicas,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
-        max_ongoing_requests=1000,
+        max_ongoing_requests=2 * config.server.max_inflight + 1000,
         graceful_shutdown_timeout_s=10,
         graceful_shutdown_wait_loop_s=0.1,
     ).bind(tree, pipeline)

@@ -22,7 +22,7 @@ from specserve import drafting, folders
 from specserve.cluster.deploy import APP_NAME, PIPELINE, application
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
-from specserve.config import Config
+from specserve.config import Config, unkeyed
 from specserve.errors import ConfigError
 from specserve.models.loading import prepare
 
@@ -52,6 +52,7 @@ def _serve(config: Config, stopping: threading.Event, ray_address: str | None, o
     ):
         if up:
             _banner(config, out)
+            _warn(config)
             stopping.wait()
             drain()
 
@@ -133,11 +134,11 @@ def _application(config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(config: Config) -> Iterator[tuple[str, Config]]:
-    """A local Ray that serves this configuration, for as long as the block lasts: its base URL and final config.
+    """A local Ray that serves this configuration without keys while the block lasts: its base URL and final config.
 
     Raises ConfigError when the deployment cannot start, in words.
     """
-    config = with_port(config)
+    config = with_port(unkeyed(config))
     check_config(config, models_here=True)
     with _own_stdout(), local_ray(config.cluster.ingress_replicas), deployed(config, threading.Event()):
         yield f"http://{config.server.host}:{config.server.port}", config
@@ -192,6 +193,14 @@ def drain() -> None:
             told = True
             _tell(f"draining {state.health.running + state.health.waiting} request(s), up to {_DRAIN_S:g} s")
         time.sleep(_POLL_S)
+
+
+def _warn(config: Config) -> None:
+    if config.server.open_to_others:
+        _tell(
+            f"warning: anybody who reaches {config.server.host} can use this server; set SPECSERVE_API_KEY, or listen "
+            f"on 127.0.0.1"
+        )
 
 
 def _tell(line: str) -> None:

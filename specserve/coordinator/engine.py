@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from specserve.config import Config
@@ -25,6 +25,7 @@ from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, No
 from specserve.coordinator.endings import cut
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.logprobs import RowScores
+from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
 from specserve.coordinator.requests import RequestState, Stage, StopScan
 from specserve.coordinator.rounds import Round, Tally
 from specserve.coordinator.scheduler import Scheduler, TargetRow
@@ -80,9 +81,13 @@ class Engine:
         sink: Sink,
         life: int = 0,
         draft_life: int = 0,
+        guessers: Mapping[str, RequestGuesser] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError when the workers' limits can never serve a request."""
+        """guessers are the model-free speculators that a request may have for its own.
+
+        Raises ConfigError when the workers' limits can never serve a request.
+        """
         check_limits(config.engine, target, draft)
         self._config = config.engine
         self._target = target
@@ -98,6 +103,7 @@ class Engine:
         self._blocks = BlockPool(target.blocks, target.block_tokens)
         self._policy = FixedDepth(config.engine.depth, target.context_length, None)
         self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(guesser)
+        self._own_drafts = OwnDrafts(guessers or {}, config.draft.speculator)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
@@ -160,6 +166,7 @@ class Engine:
         if request.id in self._states:
             raise InvalidField(f"a request with id {request.id!r} is already running", param="request_id")
         check_request(request, self._config, self._target)
+        self._own_drafts.check(request)
         places = max(0, self._config.max_requests - len(self._scheduler.running))
         if len(self._scheduler.waiting) >= self._config.queue_limit + places:
             raise Overloaded(f"the queue is full ({self._config.queue_limit} requests wait); try again later")
@@ -292,7 +299,7 @@ class Engine:
             suspect.depth = 0
             self._verify([suspect])
             return
-        if self._drafts.begin(rows):
+        if self._drafts.begin(self._own_drafts.begin(rows)):
             self._planned = rows
             self._draft_deadline_s = now + self._config.draft_wait_s
         else:
@@ -394,6 +401,7 @@ class Engine:
         tokens = emitted[: ending.length]
         committed_kept = min(kept, ending.length)
         state.count_round(offered, committed_kept)
+        state.count_prediction(offered, tokens)
         tally.add(offered, committed_kept, ending.length - committed_kept)
         self._metrics.wasted("rejected", offered - kept)
         self._metrics.wasted("stop", kept - committed_kept)
@@ -413,6 +421,7 @@ class Engine:
             state.target_cached = len(state.tokens) - 1
             self._blocks.rewind(state.target_table, state.target_cached)
             self._drafts.committed(state, tokens)
+            self._own_drafts.committed(state, tokens)
             self._emit(state, made)
         else:
             state.target_cached = entry.row.start + entry.row.feed
@@ -483,6 +492,7 @@ class Engine:
         del self._states[state.request.id]
         del self._by_row[state.row]
         self._drafts.forget(state)
+        self._own_drafts.forget(state)
         if not state.in_flight:
             self._release_target(state)
         stats = state.stats(self._clock())
@@ -502,6 +512,7 @@ class Engine:
         state.target_cached = 0
         self._release_target(state)
         self._drafts.forget(state)
+        self._own_drafts.forget(state)
         self._metrics.preempted()
 
     def _emit(self, state: RequestState, delta: Delta) -> None:

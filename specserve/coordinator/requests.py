@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import takewhile
 
 from specserve.coordinator.trie import Trie
 from specserve.text import Detokenizer, StopText
@@ -63,6 +64,9 @@ class RequestState:
     histogram: list[int] = field(default_factory=list)
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the first prompt tokens, until reported
     prompt_scored: int = 1  # nothing precedes the first token
+    predicted: list[int] = field(default_factory=list)  # what the client's prediction says of this round
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
 
     @property
     def generated(self) -> int:
@@ -106,6 +110,14 @@ class RequestState:
             self.histogram.extend([0] * (kept + 1 - len(self.histogram)))
         self.histogram[kept] += 1
 
+    def count_prediction(self, offered: int, tokens: Sequence[int]) -> None:
+        """Book what this round's tokens make of the client's prediction, of which `offered` tokens were drafts."""
+        predicted, self.predicted = self.predicted, []
+        if predicted:
+            agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(predicted, tokens, strict=False)))
+            self.accepted_prediction += agreed
+            self.rejected_prediction += max(0, offered - agreed)
+
     def stats(self, now_s: float) -> RequestStats:
         """The request's costs as of now."""
         started = now_s if self.started_s is None else self.started_s
@@ -120,4 +132,6 @@ class RequestState:
             queue_s=started - self.arrived_s,
             first_token_s=first - self.arrived_s,
             total_s=now_s - self.arrived_s,
+            accepted_prediction_tokens=self.accepted_prediction,
+            rejected_prediction_tokens=self.rejected_prediction,
         )

@@ -30,8 +30,11 @@ Kind = Literal["model", "guesser"]
 class Guesser(Protocol):
     """Guesses tokens from a request's own history, without a model. Calls for rows that are not open raise KeyError."""
 
-    def open(self, row: int, tokens: Sequence[int]) -> None:
-        """Start, or start again, with the committed tokens of a row."""
+    def open(self, row: int, tokens: Sequence[int], prompt_length: int = 0, prediction: Sequence[int] = ()) -> None:
+        """Start, or start again, with the committed tokens of a row, of which the first prompt_length are the prompt.
+
+        prediction holds the tokens that the client expects behind the prompt.
+        """
         ...
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
@@ -98,6 +101,20 @@ def guesser_of(config: DraftConfig) -> Guesser | None:
     if _kind(config) != "guesser":
         return None
     return cast(Guesser, folders.load("drafting", config.speculator).build(config))
+
+
+def guessers_of(config: DraftConfig) -> dict[str, Guesser]:
+    """Every model-free speculator by its name, for requests that ask for one. They cost nothing until one does."""
+    loaded = {name: folders.load("drafting", name) for name in folders.names_in("drafting")}
+    return {name: module.build(config) for name, module in loaded.items() if module.KIND == "guesser"}
+
+
+def sources_of(config: DraftConfig, depth: int) -> tuple[str, ...]:
+    """The speculators that a request may ask for where chains are at most `depth` tokens long."""
+    if depth == 0:
+        return ()
+    configured = set() if config.speculator == NO_SPECULATOR else {config.speculator}
+    return tuple(sorted(configured | guessers_of(config).keys()))
 
 
 def _kind(config: DraftConfig) -> Kind | None:

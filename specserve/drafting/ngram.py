@@ -55,8 +55,8 @@ class NgramGuesser:
         self._sizes = range(ngram_max, ngram_min - 1, -1)
         self._rows: dict[int, _History] = {}
 
-    def open(self, row: int, tokens: Sequence[int]) -> None:
-        """Start, or start again, with the committed tokens of a row."""
+    def open(self, row: int, tokens: Sequence[int], prompt_length: int = 0, prediction: Sequence[int] = ()) -> None:
+        """Start, or start again, with the committed tokens of a row; prompt and answer are one history."""
         history = self._rows[row] = _History(self._sizes)
         history.extend(tokens)
 

@@ -1,6 +1,7 @@
 """From a configured source to a plain folder, and from a folder to a torch model.
 
-A source is `demo`, a folder with safetensors weights, or a .gguf file, which is dequantised once into a cache folder.
+A source is `demo`, `emulated` (no weights at all), a folder with safetensors weights, or a .gguf file, which is
+dequantised once into a cache folder.
 Nothing here waits for a network, unpickles weights or runs code from a model folder unless the configuration says so.
 """
 
@@ -21,7 +22,7 @@ from specserve.models import Backend
 Progress = Callable[[str], None]
 Role = Literal["target", "draft"]
 
-PAGED, RECURRENT = "paged_transformers", "recurrent_transformers"
+PAGED, RECURRENT, EMULATED = "paged_transformers", "recurrent_transformers", "emulated"
 
 _DEMO = "specserve.demo"  # a source of models that itself builds on this module, so it is reached by name
 
@@ -29,16 +30,20 @@ _DEMO = "specserve.demo"  # a source of models that itself builds on this module
 def prepare(config: ModelConfig, progress: Progress, *, role: Role = "target") -> Path:
     """The folder with config.json, weights and tokenizer of a source; builds or converts it where needed.
 
-    `role` matters to the source `demo` only, which has a target and a draft. `progress` gets lines for people.
-    Raises ConfigError that says what is missing or wrong.
+    `role` matters to the sources `demo` and `emulated`, which have a target and a draft. `progress` gets lines for
+    people. Raises ConfigError that says what is missing or wrong.
     """
     if config.source == "demo":
         built: Path = getattr(import_module(_DEMO), role)(progress)
         return built
+    if config.source == EMULATED:
+        from specserve.models import emulated
+
+        return emulated.folder(role)
     path = Path(config.source).expanduser()
     if not path.exists():
         raise ConfigError(
-            f"there is no model at {config.source!r}: expected `demo`, a folder, or a .gguf file. "
+            f"there is no model at {config.source!r}: expected `demo`, `emulated`, a folder, or a .gguf file. "
             f"Models are not downloaded; fetch the folder first and give its path"
         )
     if path.is_file():
@@ -126,6 +131,8 @@ def load_model_config(folder: Path, config: ModelConfig) -> Any:
 
 def backend_of(folder: Path, config: ModelConfig) -> str:
     """The file in `models/` that serves this folder: what its layers keep decides. Raises ConfigError."""
+    if config.source == EMULATED:
+        return EMULATED
     from specserve.models._refusals import is_recurrent
 
     return RECURRENT if is_recurrent(load_model_config(folder, config)) else PAGED

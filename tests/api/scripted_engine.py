@@ -21,7 +21,14 @@ from specserve.text import Tokenizer
 from specserve.types import Delta, FinishReason, Health, ModelCard, Request, RequestId, RequestStats
 
 CARD = ModelCard(
-    "tiny", created=1_700_000_000, context_length=256, vocab_size=421, max_depth=8, speculator="small_model"
+    "tiny",
+    created=1_700_000_000,
+    context_length=256,
+    vocab_size=421,
+    max_depth=4,
+    speculator="small_model",
+    rules={"rejection": True, "coupled": True, "typical": False},
+    sources=("ngram", "prediction", "small_model"),
 )
 NOBODY = RequestId("")
 
@@ -51,12 +58,25 @@ def said(
     return [*deltas, Delta(NOBODY, tokens[-1], finish=finish, stop_reason=stop_reason, stats=numbers)]
 
 
+def usage(prompt: int, completion: int, accepted: int = 0, rejected: int = 0) -> dict[str, object]:
+    """The usage object of an answer."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected},
+    }
+
+
 class ScriptedEngine:
     """Plays `script(request)`: yields deltas, raises exceptions, awaits pauses. Remembers what was asked and closed."""
 
-    def __init__(self, script: Callable[[Request], Sequence[Step]] | Sequence[Step] = ()) -> None:
+    def __init__(
+        self, script: Callable[[Request], Sequence[Step]] | Sequence[Step] = (), card: ModelCard = CARD
+    ) -> None:
         self._script = script
-        self.card = CARD
+        self.card = card
         self.state = Health("ok", running=1, waiting=2)
         self.requests: list[Request] = []
         self.closed: list[RequestId] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scripted_engine import CARD, TOKENIZER, ScriptedEngine, app_of, chat, complete, said, stats
+from scripted_engine import CARD, TOKENIZER, ScriptedEngine, app_of, chat, complete, said, stats, usage
 
 from specserve.types import Delta, Failure, Request, RequestId, Sampling
 
@@ -26,11 +26,7 @@ def test_a_chat_answer_has_the_whole_shape() -> None:
     )
     (request,) = engine.requests
     sent = sum(len(TOKENIZER.encode(text, special=False)) for text in ("Hel", "lo"))
-    assert body["usage"] == {
-        "prompt_tokens": len(request.prompt),
-        "completion_tokens": sent,
-        "total_tokens": len(request.prompt) + sent,
-    }
+    assert body["usage"] == usage(len(request.prompt), sent)
     assert engine.closed == [request.id]
 
 
@@ -218,6 +214,7 @@ def test_the_numbers_of_a_single_sequence() -> None:
         "time_to_first_token_ms": 50.0,
         "queue_time_ms": 10.0,
         "generation_time_ms": 200.0,
+        "mean_itl_ms": 20.0,
         "tokens_per_second": 50.0,
         "speculative_decoding": {
             "mean_acceptance_length": round(1 + 4 / 3, 4),
@@ -227,6 +224,9 @@ def test_the_numbers_of_a_single_sequence() -> None:
             "num_accepted_draft_tokens": 4,
             "num_draft_tokens": 6,
             "num_spec_tokens": 4,
+            "rule": "rejection",
+            "lossless": True,
+            "source": "small_model",
         },
     }
 

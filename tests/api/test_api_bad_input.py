@@ -42,12 +42,23 @@ ANY_VALUES: dict[str, list[str]] = {
     "ignore_eos": ["1", '"true"'],
     "model": ['"other"', "1", '"a\\u0000b"', '"\\ud800"'],
     "user": ['"\\ud800"', '"a\\u0000"', "[NaN]"],
-    "speculation": ['{"depth": 9}', '{"depth": -1}', '{"depth": "2"}', '{"k": 2}', "true", '{"enabled": 1}'],
-    "n": ["17", "0", "-1", '"1"', "true", "1.5", "36893488147419103232"],
+    "speculation": [
+        '{"rule": "magic"}',
+        '{"source": "oracle"}',
+        '{"source": 1}',
+        '{"depth": 9}',
+        '{"depth": -1}',
+        '{"depth": "2"}',
+        '{"k": 2}',
+        "true",
+        '{"enabled": 1}',
+    ],
+    "n": ["129", "0", "-1", '"1"', "true", "1.5", "36893488147419103232"],
     "best_of": ["2"],
     "suffix": ['"x"'],
-    "tools": ['[{"type": "function"}]', "[]"],
-    "tool_choice": ['"required"'],
+    "request_id": ['""', '"a b"', "1", '"' + "x" * 65 + '"'],
+    "include_stop_str_in_output": ["1"],
+    "return_token_ids": ["1"],
     "functions": ["[{}]"],
     "response_format": ['"text"', "{}", '{"type": "xml"}', '{"type": "text", "x": 1}', '{"type": "json_schema"}'],
     "logit_bias": ['{"421": 1}', '{"-1": 1}', '{"a": 1}', '{"5.0": 1}', '{"": 1}', '{"5": "1"}', "[5]", '{"٥": 1}'],
@@ -58,7 +69,18 @@ ANY_VALUES: dict[str, list[str]] = {
     "min_tokens": ["-1", "1.5", "true", "257"],
     "bad_words": ['""', '[""]', '[" "]', "[1]", '["' + "x" * 257 + '"]', str(["a"] * 65).replace("'", '"')],
     "allowed_token_ids": ["[]", "[421]", "[-1]", '["a"]', "[true]", "5"],
-    "prediction": ['{"type": "content", "content": "x"}'],
+    "prediction": [
+        '"x"',
+        "[]",
+        '{"content": "x"}',
+        '{"type": "text", "content": "x"}',
+        '{"type": "content"}',
+        '{"type": "content", "content": ""}',
+        '{"type": "content", "content": 5}',
+        '{"type": "content", "content": [{"type": "image_url"}]}',
+        '{"type": "content", "content": "' + "é" * 400 + '"}',
+        '{"type": "content", "content": "x"}, "n": 2',
+    ],
     "guided_json": ["{}"],
     "structured_outputs": [
         '{"lark": "a"}',
@@ -76,12 +98,28 @@ CHAT_VALUES: dict[str, list[str]] = {
     "logprobs": ["1", '"true"', "0"],
     "top_logprobs": ["3", "-1", "21", "true"],
     "echo": ["true"],
+    "tools": [
+        '[{"type": "function", "function": {"name": "f"}}]',
+        "[]",
+        "{}",
+        "[1]",
+        '[{"type": "function"}]',
+        '[{"type": "function", "function": {"name": "no spaces"}}]',
+        '[{"type": "function", "function": {"name": "f", "parameters": []}}]',
+    ],
+    "tool_choice": ['"required"', '"sometimes"', "{}", '{"type": "function", "function": {"name": "f"}}', "1"],
+    "parallel_tool_calls": ["1"],
+    "chat_template_kwargs": ["[]", '{"messages": []}', '{"eos_token": "x"}', '{"a b": 1}'],
+    "reasoning_effort": ["1"],
 }
 
 COMPLETION_VALUES: dict[str, list[str]] = {
     "logprobs": ["true", "-1", "21", "1.5"],
     "top_logprobs": ["3"],
     "echo": ["1", '"true"'],
+    "tools": ["[]", '[{"type": "function", "function": {"name": "f"}}]'],
+    "tool_choice": ['"required"'],
+    "reasoning_effort": ['"low"'],
 }
 
 PROMPTS = {
@@ -225,7 +263,7 @@ def test_a_body_over_the_limit_is_413(endpoint: str, announced: bool) -> None:
     assert engine.requests == []
 
 
-@pytest.mark.parametrize("field", ["best_of", "echo", "tools", "prediction", "suffix"])
+@pytest.mark.parametrize("field", ["best_of", "echo", "tools", "suffix"])
 def test_an_unsupported_field_is_named(field: str) -> None:
     """What would change the answer is refused by name, never ignored."""
     body = with_field("chat", field, (ANY_VALUES | CHAT_VALUES)[field][0])
@@ -238,7 +276,7 @@ def test_an_unsupported_field_is_named(field: str) -> None:
 @pytest.mark.parametrize(
     ("endpoint", "fields", "param"),
     [
-        ("chat", {"n": 17}, "n"),
+        ("chat", {"n": 129}, "n"),
         ("chat", {"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ("chat", {"top_logprobs": 2}, "top_logprobs"),
         ("completions", {"max_tokens": 0}, "max_tokens"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scripted_engine import TOKENIZER, ScriptedEngine, app_of, chat, complete, events_of, said
+from scripted_engine import TOKENIZER, ScriptedEngine, app_of, chat, complete, events_of, said, usage
 
 from specserve.types import Delta, Failure, RequestId
 
@@ -83,13 +83,13 @@ def test_several_prompts_share_a_stream() -> None:
     """Each choice has its own opening, text and finish; the usage is the sum."""
     engine = ScriptedEngine(said("a", "b"))
     options = {"include_usage": True}
-    *chunks, usage, _ = events_of(complete(app_of(engine), prompt=[[5], [6]], stream=True, stream_options=options))
+    *chunks, last, _ = events_of(complete(app_of(engine), prompt=[[5], [6]], stream=True, stream_options=options))
     for index in (0, 1):
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
         assert "".join(choice["text"] for choice in own) == "ab"
         assert [choice["finish_reason"] for choice in own] == [None, None, "stop"]
-    assert usage["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
-    assert "metrics" not in usage
+    assert last["usage"] == usage(2, 4)
+    assert "metrics" not in last
 
 
 def test_a_failure_in_the_first_delta_is_a_real_status() -> None:

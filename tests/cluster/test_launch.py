@@ -111,3 +111,14 @@ def test_the_banner_is_a_request_with_an_end(config):
     body = json.loads(out.getvalue().splitlines()[2].partition("-d '")[2].removesuffix("'"))
     assert body["max_tokens"] == 100
     assert body["model"] == "tiny"
+
+
+def test_a_server_that_is_open_to_others_says_so(config, capfd):
+    """The warning names the address and what to do; on loopback there is none."""
+    launch._warn(config)
+    assert capfd.readouterr().err == ""
+    server = config.server.model_copy(update={"host": "0.0.0.0"})
+    launch._warn(config.model_copy(update={"server": server}))
+    told = capfd.readouterr().err
+    assert "0.0.0.0" in told
+    assert "SPECSERVE_API_KEY" in told

@@ -33,11 +33,13 @@ def scrape(request, tmp_path_factory):
         "engine": {"depth": 3, "max_requests": 4, "prefill_chunk": 32},
     }
     with LocalEngine(config) as engine, serving(engine) as url:
+        asked = time.monotonic()
         before = Scrape(httpx.get(f"{url}/metrics").text)
         began = time.monotonic()
         drive(url)
+        ended = time.monotonic()
         after = Scrape(httpx.get(f"{url}/metrics").text)
-        after.wall_s, after.before, after.depth = time.monotonic() - began, before, 3
+        after.wall_s, after.before, after.depth = (ended - began, time.monotonic() - asked), before, 3
         yield after
 
 
@@ -70,7 +72,7 @@ def test_emitted_kinds_sum_to_the_generated_tokens(scrape):
     """Every committed token has one origin, and speculation off means plain."""
     emitted = scrape.by("kind", "specserve_spec_decode_emitted_tokens_total")
     assert sum(emitted.values()) == scrape.sum("specserve_generation_tokens_total")
-    assert all(emitted.values()), emitted
+    assert all(emitted[kind] for kind in ("accepted", "correction", "plain")), emitted
 
 
 def test_no_more_is_accepted_than_drafted_at_any_place(scrape):
@@ -112,7 +114,8 @@ def test_busy_and_wait_make_up_the_wall_time(scrape):
             for side in (scrape.before, scrape)
         ]
         if spent[1]:
-            assert spent[1] - spent[0] == pytest.approx(scrape.wall_s, rel=0.05)
+            least_s, most_s = scrape.wall_s  # without and with the two scrapes themselves
+            assert 0.95 * least_s <= spent[1] - spent[0] <= 1.05 * most_s
         else:
             assert role == "draft"
 

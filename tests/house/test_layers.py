@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "specserve"
 
-GROUND = {"types", "errors", "config", "folders", "metrics", "text", "logs", "timeline"}
+GROUND = {"types", "errors", "config", "folders", "metrics", "templates", "text", "logs", "timeline"}
 ROOMS = {
     "transport": set(),
     "models": set(),
@@ -74,5 +74,6 @@ def test_only_the_cluster_room_knows_ray_and_light_rooms_know_no_torch(path):
 
 
 def test_model_free_speculators_import_no_torch():
-    """ngram lives in the coordinator's process."""
-    assert "torch" not in {name.split(".")[0] for name in imports(PACKAGE / "drafting" / "ngram.py")}
+    """They live in the coordinator's process."""
+    for name in ("ngram", "prediction"):
+        assert "torch" not in {found.split(".")[0] for found in imports(PACKAGE / "drafting" / f"{name}.py")}

@@ -1,0 +1,180 @@
+"""`specserve bench pipeline`: what drafting ahead is worth on emulated devices, through real Ray actors.
+
+For each mode, batch and temperature: tokens/s in steady state, beside the limit that the devices alone would set at
+the acceptance, hit rate and lengths that were measured (`limits`). A step that computed longer than its device would
+ends the run, because its times would mean nothing.
+
+plain    the target alone
+serial   draft, then verify
+ahead1   the draft goes on from "everything kept" while the target verifies
+ahead    the draft prepares for as many outcomes of the verification as it has time for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specserve import config as configs
+from specserve.bench.limits import Load, tokens_per_s
+from specserve.bench.report import Row
+from specserve.bench.steady import Ask, Counters, Server
+from specserve.config import Config, setting_names
+from specserve.errors import ConfigError
+from specserve.models import _device_profile
+from specserve.models._device_profile import DeviceProfile
+
+Progress = Callable[[str], None]
+
+_OUTCOMES: dict[str, int | str | None] = {"plain": 0, "serial": 0, "ahead1": 1, "ahead": "auto"}
+"""What `engine.outcomes` is in each mode; modes of one value share a server."""
+
+MODES = tuple(_OUTCOMES)
+
+_LONGEST = 8192
+_WINDOW_TOKENS_PER_S = 600
+"""What one request might get per second, at most: a window has to end before the answers do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run. window_s is how long each case is looked at, in seconds."""
+
+    profile: str = "qwen3-32b-0.6b-h100"
+    modes: tuple[str, ...] = MODES
+    batches: tuple[int, ...] = (1, 8, 32, 64)
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    rule: str = "coupled"
+    depth: int = 4
+    acceptance: float = 0.78
+    runner_up_hit: float = 0.9
+    window_s: float = 4.0
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot be run."""
+        if unknown := sorted(set(self.modes) - set(MODES)):
+            raise ConfigError(f"no mode called {', '.join(unknown)}; there are: {', '.join(MODES)}")
+        if not self.modes or not self.batches or min(self.batches) < 1:
+            raise ConfigError("--modes takes names, --batch numbers from 1")
+        if not self.temperatures or min(self.temperatures) < 0 or self.depth < 1:
+            raise ConfigError("--temperature takes numbers from 0, --depth a number from 1")
+        if not 0 < self.window_s <= _LONGEST / _WINDOW_TOKENS_PER_S - 1:
+            raise ConfigError(f"--window takes seconds up to {_LONGEST / _WINDOW_TOKENS_PER_S - 1:.0f}")
+
+
+def measurable(modes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of these modes that the engine has settings for."""
+    known = "engine.outcomes" in set(setting_names())
+    return tuple(mode for mode in modes if known or _OUTCOMES[mode] == 0)
+
+
+def measure(options: Options, progress: Progress) -> list[Row]:
+    """One row for each mode, batch and temperature. Raises ConfigError, or the first error of a request."""
+    options.check()
+    profile = _device_profile.load(options.profile)
+    rows: list[Row] = []
+    modes = measurable(options.modes)
+    for outcomes in dict.fromkeys(_OUTCOMES[mode] for mode in modes):
+        progress(f"starting Ray, outcomes {outcomes}")
+        with _served(configured(options, outcomes)) as server:
+            for mode in (mode for mode in modes if _OUTCOMES[mode] == outcomes):
+                rows += _cases(server, mode, options, profile, progress)
+    return rows
+
+
+def configured(options: Options, outcomes: int | str | None) -> Config:
+    """The configuration of a server for these options. Raises ConfigError."""
+    most = max(options.batches)
+    settings: dict[str, Any] = _device_profile.settings(options.profile) | {
+        "server.port": 0,
+        "engine.rule": options.rule,
+        "engine.depth": options.depth,
+        "engine.max_requests": most,
+        "engine.max_batch_tokens": max(512, most * (options.depth + 1) + 64),
+        "target.emulated.strict": True,
+        "draft.model.emulated.strict": True,
+        "draft.model.emulated.acceptance": options.acceptance,
+        "draft.model.emulated.runner_up_hit": options.runner_up_hit,
+    }
+    if outcomes != 0:
+        settings["engine.outcomes"] = outcomes
+    return configs.parse(configs.override({}, settings), where="bench pipeline")
+
+
+@contextmanager
+def _served(config: Config) -> Iterator[Server]:
+    from specserve.cluster.launch import running
+
+    with running(config) as (base_url, served):
+        yield Server(base_url, served.served_name, _LONGEST)
+
+
+def _cases(server: Server, mode: str, options: Options, profile: DeviceProfile, progress: Progress) -> Iterator[Row]:
+    depth = 0 if mode == "plain" else options.depth
+    for batch in options.batches:
+        for temperature in options.temperatures:
+            progress(f"{mode}, batch {batch}, temperature {temperature:g}")
+            counted = server.measure(Ask(batch, temperature, depth), options.window_s)
+            yield row_of(mode, batch, temperature, options, profile, counted)
+
+
+def row_of(
+    mode: str, batch: int, temperature: float, options: Options, profile: DeviceProfile, counted: Counters
+) -> Row:
+    """What the counters of a window say about one case.
+
+    hit_rate is the share of rows' rounds that had a draft; overlap the least share of the time in which both devices
+    must have been busy, from the two shares alone.
+    """
+    depth = 0 if mode == "plain" else options.depth
+    load = Load(batch, counted.tokens / counted.steps, counted.drafts / counted.steps, counted.drafted / counted.steps)
+    measured = counted.tokens / counted.wall_s
+    limit = tokens_per_s(profile, mode, depth, load)
+    draft_busy, target_busy = counted.draft_s / counted.wall_s, counted.target_s / counted.wall_s
+    return {
+        "profile": Path(options.profile).name,
+        "rule": options.rule,
+        "temperature": temperature,
+        "batch": batch,
+        "mode": mode,
+        "depth": depth,
+        "tokens_per_s": measured,
+        "limit_tokens_per_s": limit,
+        "efficiency": measured / limit,
+        "hit_rate": load.drafted_share if mode.startswith("ahead") else None,
+        "draft_busy": draft_busy,
+        "target_busy": target_busy,
+        "overlap": max(0.0, draft_busy + target_busy - 1),
+        "acceptance": counted.first_kept / counted.first_drafted if counted.first_drafted else None,
+        "tokens_per_step": load.tokens,
+    }
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Draw tokens/s by batch, one panel per temperature, one line per mode, its limit dashed. Raises ConfigError."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib, or the extra specserve[dev]") from None
+    temperatures = sorted({row["temperature"] for row in rows}, key=float)  # type: ignore[arg-type]
+    figure = Figure(figsize=(4.5 * len(temperatures), 4), layout="constrained")
+    panels = figure.subplots(1, len(temperatures), sharey=True, squeeze=False)[0]
+    for panel, temperature in zip(panels, temperatures, strict=True):
+        _draw(panel, [row for row in rows if row["temperature"] == temperature])
+        panel.set_title(f"{rows[0]['profile']}, T = {temperature:g}")
+    panels[0].set_ylabel("tokens/s (dashed: limit of the devices)")
+    panels[0].legend()
+    figure.savefig(path)
+
+
+def _draw(panel: Any, rows: list[Row]) -> None:
+    for color, mode in enumerate(MODES):
+        points = [row for row in rows if row["mode"] == mode]
+        batches = [row["batch"] for row in points]
+        if points:
+            panel.plot(batches, [row["tokens_per_s"] for row in points], f"C{color}o-", label=mode)
+            panel.plot(batches, [row["limit_tokens_per_s"] for row in points], f"C{color}--", linewidth=1)
+    panel.set(xscale="log", yscale="log", xlabel="requests at once")

@@ -1,0 +1,162 @@
+"""A server in steady state: requests that all decode, looked at through its own counters between two instants.
+
+Tokens, rounds and busy times are counted by the coordinator in one go per round, with the round's wall time, so rates
+need no clock on this side, and neither the start nor the end of answers is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from specserve.errors import SpecserveError
+
+_POLL_S = 0.1
+_WARM_UP_S = 0.7
+_SETTLE_S = 60.0
+
+_SUMS = {
+    "tokens": ("generation_tokens_total", ""),
+    "kept": ("spec_decode_num_accepted_tokens_total", ""),
+    "drafts": ("spec_decode_num_drafts_total", ""),
+    "drafted": ("spec_decode_num_draft_tokens_total", ""),
+    "first_drafted": ("spec_decode_num_draft_tokens_per_pos_total", "0"),
+    "first_kept": ("spec_decode_num_accepted_tokens_per_pos_total", "0"),
+    "wall_s": ("round_seconds_sum", ""),
+    "draft_s": ("worker_busy_seconds_total", "draft"),
+    "target_s": ("worker_busy_seconds_total", "verify"),
+}
+"""Where each field of `Counters` is found: a metric, and the value of its kind, phase or position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Sums since a server started; times are seconds. drafts counts chains that were offered, drafted their tokens."""
+
+    tokens: float
+    kept: float
+    drafts: float
+    drafted: float
+    first_drafted: float
+    first_kept: float
+    wall_s: float
+    draft_s: float
+    target_s: float
+
+    @staticmethod
+    def of(exposition: str) -> Counters:
+        """Read the sums out of a Prometheus text."""
+        found: dict[tuple[str, str], float] = {}
+        for family in text_string_to_metric_families(exposition):
+            for sample in family.samples:
+                labels = [value for key, value in sample.labels.items() if key in ("kind", "phase", "position")]
+                place = sample.name.removeprefix("specserve_"), labels[0] if labels else ""
+                found[place] = found.get(place, 0.0) + sample.value
+        return Counters(**{name: found.get(place, 0.0) for name, place in _SUMS.items()})
+
+    def since(self, before: Counters) -> Counters:
+        """What was added."""
+        return Counters(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(self)))
+
+    @property
+    def steps(self) -> float:
+        """Rows' shares of rounds: each of them gave one token that the target chose itself."""
+        return self.tokens - self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One kind of load: `rows` requests at once. depth 0 is plain decoding."""
+
+    rows: int
+    temperature: float
+    depth: int
+
+
+class Server:
+    """A running server and how it is asked. longest is the most tokens that an answer may have."""
+
+    def __init__(self, base_url: str, model: str, longest: int) -> None:
+        self._base_url = base_url
+        self._model = model
+        self._longest = longest
+
+    def measure(self, ask: Ask, window_s: float) -> Counters:
+        """What `window_s` seconds of this load added to the counters. Raises SpecserveError when a request fails."""
+        return asyncio.run(self._measure(ask, window_s))
+
+    async def _measure(self, ask: Ask, window_s: float) -> Counters:
+        limits = httpx.Limits(max_connections=ask.rows + 1)
+        async with httpx.AsyncClient(base_url=self._base_url, timeout=600, limits=limits) as client:
+            async with _tasks([self._answer(client, ask, number) for number in range(ask.rows)]) as answers:
+                await _until_running(client, ask.rows, answers)
+                await _pause(answers, _WARM_UP_S)
+                before = await _counters(client)
+                await _pause(answers, window_s)
+                after = await _counters(client)
+            await _until_running(client, 0, [])
+        return after.since(before)
+
+    async def _answer(self, client: httpx.AsyncClient, ask: Ask, number: int) -> None:
+        """Ask for more tokens than there is time for. Always raises."""
+        body = {
+            "model": self._model,
+            "prompt": [1, 2 + number % 256, 2 + number // 256, *range(258, 282)],
+            "max_tokens": self._longest,
+            "temperature": ask.temperature,
+            "seed": number,
+            "ignore_eos": True,
+            "speculation": {"enabled": True, "depth": ask.depth} if ask.depth else {"enabled": False},
+        }
+        reply = await client.post("/v1/completions", json=body)
+        if reply.status_code != 200:
+            raise SpecserveError(f"the server answered {reply.status_code}: {reply.text[:300]}")
+        raise SpecserveError(
+            f"an answer of {self._longest} tokens ended before it was measured; use a shorter --window"
+        )
+
+
+async def _counters(client: httpx.AsyncClient) -> Counters:
+    return Counters.of((await client.get("/metrics")).text)
+
+
+async def _until_running(client: httpx.AsyncClient, rows: int, answers: Sequence[asyncio.Task[None]]) -> None:
+    """Wait until exactly `rows` requests take part in rounds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _SETTLE_S
+    while await _running_now(client) != rows:
+        if loop.time() > deadline:
+            raise SpecserveError(f"{rows} requests do not run together after {_SETTLE_S:g} s")
+        await _pause(answers, _POLL_S)
+
+
+async def _running_now(client: httpx.AsyncClient) -> int:
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    return int(sum(s.value for f in families if f.name == "specserve_num_requests_running" for s in f.samples))
+
+
+@asynccontextmanager
+async def _tasks(coroutines: Sequence[Coroutine[None, None, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Tasks that are cancelled at the end; the server sees its clients go."""
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pause(answers: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """Sleep, unless an answer ends meanwhile: then raise what it ended with."""
+    if not answers:
+        await asyncio.sleep(seconds)
+        return
+    done, _ = await asyncio.wait(answers, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
