@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from specserve.api import convert
+from specserve.api import convert, page
 from specserve.api.access import Admission, HeaderLimit, Keys
 from specserve.api.body import read_object
 from specserve.api.errors import error_response
@@ -110,6 +111,7 @@ class _Api:
             ("/ready", "GET", self.ready),
             ("/metrics", "GET", self.metrics),
             ("/version", "GET", self.version),
+            *((path, "GET", partial(_page, path)) for path in page.FILES),
             ("/status.json", "GET", self.status),
             ("/timeline.json", "GET", self.timeline),
             ("/load", "GET", self.load),
@@ -217,6 +219,10 @@ class _Api:
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._config.server.request_timeout_s
+
+
+async def _page(path: str) -> Response:
+    return page.answer(path)
 
 
 async def _refused(request: HttpRequest, error: Exception) -> Response:

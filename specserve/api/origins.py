@@ -19,7 +19,7 @@ def origins_of(delta: Delta) -> list[Origin]:
 
 
 def origins_field(delta: Delta, shown: Sequence[str]) -> dict[str, Any]:
-    """The extension of a chunk: one round's tokens as texts, their origins, and how many drafts were offered and kept."""
+    """The extension of a chunk: one round's tokens as texts with origins, and how many drafts were offered and kept."""
     if not delta.tokens:
         return {}
     origins = origins_of(delta)

@@ -8,7 +8,7 @@ from specserve.types import Delta
 
 
 def script() -> list[Delta]:
-    ids = TOKENIZER.encode("abcdefgh", special=False)
+    ids = TOKENIZER.encode("0 1 2 3 4 5 6 7 8 9", special=False)
     rounds = [(1, 0, 0), (3, 2, 4), (3, 2, 2), (1, 1, 3)]  # tokens, kept, offered; the last one is cut at its end
     deltas, at = [], 0
     for tokens, kept, offered in rounds:
