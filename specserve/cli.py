@@ -64,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     _config_arguments(check)
     check.set_defaults(verb=_check)
 
+    top = verbs.add_parser("top", help="watch a running server in the terminal: workers, slots, acceptance, pace")
+    top.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="where the server is; default: http://127.0.0.1:8000"
+    )
+    top.add_argument("--once", action="store_true", help="print one picture and end")
+    top.set_defaults(verb=_top)
+
     boards = verbs.add_parser("dashboards", help="write the Grafana boards, alert rules and Prometheus files anew")
     boards.add_argument("--out", type=Path, default=Path(), help="folder to write below; default: the current one")
     boards.set_defaults(verb=_dashboards)
@@ -267,6 +274,13 @@ def _check(arguments: argparse.Namespace) -> int:
     for finding in findings:
         print(finding)
     return 1 if any(finding.problem for finding in findings) else 0
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from specserve.top import Top
+
+    Top(arguments.url).run(once=arguments.once)
+    return 0
 
 
 def _dashboards(arguments: argparse.Namespace) -> int:

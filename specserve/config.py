@@ -203,8 +203,6 @@ class ObserveConfig(Section):
     slo: SloConfig = Field(default_factory=SloConfig)
     vllm_aliases: bool = Field(True, description="also export vllm:spec_decode_…, which benchmark clients look for")
     ray_metrics: bool = Field(False, description="mirror all metrics into those that Ray exports on every node")
-    otlp_endpoint: str | None = Field(None, description="send traces there (OTLP over HTTP); None sends none")
-    trace_ratio: float = Field(1.0, ge=0, le=1, description="share of requests traced that bring no traceparent")
 
 
 class Config(Section):

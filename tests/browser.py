@@ -49,9 +49,7 @@ class Page:
 
     def open(self, url: str, width: int, height: int, *, phone: bool = False) -> None:
         """Load a page in a window of this size."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         self.call("Page.navigate", url=url)
         self.until(f"location.href.startsWith({json.dumps(url)}) && document.readyState == 'complete'")
 

@@ -15,7 +15,7 @@ def origins_of(delta: Delta) -> list[Origin]:
     own: Origin = "plain"
     if delta.offered:
         own = "bonus" if delta.kept == delta.offered else "correction"
-    return [*["accepted" for _ in range(delta.kept)], *[own for _ in range(len(delta.tokens) - delta.kept)]]
+    return [own if place >= delta.kept else "accepted" for place in range(len(delta.tokens))]
 
 
 def origins_field(delta: Delta, shown: Sequence[str]) -> dict[str, Any]:
