@@ -12,6 +12,7 @@ from typing import Any
 from ray import serve
 
 from specserve import config as configs
+from specserve import logs
 from specserve.api.app import create_app
 from specserve.cluster.actors import node_address
 from specserve.cluster.remote import Pipe, RemoteEngine
@@ -33,6 +34,7 @@ class Ingress:
 
     def __init__(self, config_tree: dict[str, Any], pipeline: Any) -> None:
         self._config = configs.parse(config_tree)
+        logs.configure(self._config.log_format)
         self._pipeline = pipeline
         self._engine: RemoteEngine | None = None
         self._place = f"ingress-{uuid.uuid4().hex}"
