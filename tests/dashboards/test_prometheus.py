@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import json
 import math
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +20,8 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from board_pictures import board_html
+from browser import CHROMIUM, browsing
 from http_server import serving
 from lints import exprs, panels
 from tiny_models import tiny_llama
@@ -184,3 +188,18 @@ def test_promtool_finds_nothing_in_the_metrics(server):
     own = "".join(f"{line}\n" for line in text.splitlines() if "vllm:" not in line)
     done = subprocess.run([PROMTOOL, "check", "metrics"], check=False, input=own, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian: chromium) is not installed")
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "dashboards").glob("*.json"))])
+def test_a_board_can_be_drawn(prometheus, name, tmp_path):
+    """Pictures for people without a Grafana; kept in SPECSERVE_PICTURES where that names a folder."""
+    page_file = tmp_path / f"{name}.html"
+    text = board_html(ROOT / "dashboards" / f"{name}.json", lambda expr: query(prometheus, expr))
+    page_file.write_text(text, encoding="utf-8")
+    height = int(re.search(r"height:(\d+)px'>", text)[1]) + 70
+    with browsing() as page:
+        page.open(page_file.as_uri(), 1440, height)
+        picture = Path(os.environ.get("SPECSERVE_PICTURES", tmp_path)) / f"board-{name}.png"
+        page.picture(picture)
+    assert 10_000 < picture.stat().st_size < 200_000
