@@ -22,7 +22,8 @@ _COLOURS = (
     "#ca95e5",
 )
 _CELL = 32  # pixels of one unit of the grid's height
-_STYLE = """body{margin:0;background:#111217;color:#ccccdc;font:13px "DejaVu Sans",sans-serif;width:1440px}
+_STYLE = """body{margin:0;overflow:hidden;background:#111217;color:#ccccdc;
+  font:13px "DejaVu Sans",sans-serif;width:1440px}
 h1{font-size:18px;font-weight:500;margin:12px 16px 2px}
 p{margin:0 16px 8px;color:#8e8ea0}
 #b{position:relative}
@@ -96,7 +97,7 @@ def _plot(lines: list[tuple[str, list[tuple[float, float]]]], unit: str, height:
     for index, (_, points) in reversed(list(enumerate(drawn))):
         colour = _COLOURS[index % len(_COLOURS)]
         xy = [f"{1000 * (t - first) / max(1, last - first):.0f},{100 - 96 * v / top:.1f}" for t, v in points]
-        fill = f"<polygon points='0,100 {' '.join(xy)} 1000,100' fill='{colour}' opacity='.35'/>" if stacked else ""
+        fill = f"<polygon points='0,100 {' '.join(xy)} 1000,100' fill='{colour}' opacity='.9'/>" if stacked else ""
         paths.append(
             f"{fill}<polyline points='{' '.join(xy)}' fill=none stroke='{colour}' stroke-width=1.5 "
             "vector-effect=non-scaling-stroke />"

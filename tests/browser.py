@@ -66,9 +66,10 @@ class Page:
             assert time.monotonic() < deadline, f"never became true: {script}; {self.messages}"
             time.sleep(0.1)
 
-    def picture(self, path: Path) -> None:
+    def picture(self, path: Path, scale: float = 1.0) -> None:
         """Save what is seen as PNG."""
-        data = self.call("Page.captureScreenshot", format="png")["data"]
+        size = json.loads(self.value("JSON.stringify({width: innerWidth, height: innerHeight})"))
+        data = self.call("Page.captureScreenshot", format="png", clip={"x": 0, "y": 0, "scale": scale, **size})["data"]
         path.write_bytes(base64.b64decode(data))
 
 
