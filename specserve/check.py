@@ -275,7 +275,7 @@ def _placement(config: Config) -> Iterator[Finding]:
     from specserve.cluster.placement import plan
 
     with_draft = config.engine.depth > 0 and drafting.has_worker(config.draft)
-    node = {"CPU": float(logical_cpus()), "GPU": float(torch.cuda.device_count())}
+    node = {"CPU": float(logical_cpus(config.cluster.ingress_replicas)), "GPU": float(torch.cuda.device_count())}
     placed = plan(config, with_draft=with_draft, nodes=[node])
     devices = [f"{role} on {'a GPU' if placed.on_gpu(role) else 'CPU'}" for role in placed.roles]
     yield Finding("placement", f"{placed.strategy} on this machine: " + ", ".join(devices))

@@ -64,10 +64,40 @@ def _parser() -> argparse.ArgumentParser:
     _config_arguments(check)
     check.set_defaults(verb=_check)
 
+    top = verbs.add_parser("top", help="watch a running server in the terminal: workers, slots, acceptance, pace")
+    top.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="where the server is; default: http://127.0.0.1:8000"
+    )
+    top.add_argument("--once", action="store_true", help="print one picture and end")
+    top.set_defaults(verb=_top)
+
+    boards = verbs.add_parser("dashboards", help="write the Grafana boards, alert rules and Prometheus files anew")
+    boards.add_argument("--out", type=Path, default=Path(), help="folder to write below; default: the current one")
+    boards.set_defaults(verb=_dashboards)
+
     bench = verbs.add_parser("bench", help="measure speed and acceptance, systems side by side").add_subparsers(
         required=True, metavar="BENCH"
     )
-    compare = bench.add_parser("compare", help="depth 0 against depth k, in process, through Ray, and transformers")
+    _compare_arguments(
+        bench.add_parser("compare", help="depth 0 against depth k, in process, through Ray, and transformers")
+    )
+    _acceptance_arguments(
+        bench.add_parser("acceptance", help="drafted tokens that each rule keeps on a pair of models")
+    )
+    ties = bench.add_parser("ties", help="how often the shape of a batch alone flips a choice of the target")
+    _config_arguments(ties)
+    ties.add_argument("--positions", type=int, default=400, help="positions to compare; default: 400")
+    ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    ties.set_defaults(verb=_ties)
+    _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
+    _load_arguments(bench.add_parser("load", help="what clients see under load, and what the HTTP side costs"))
+    _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
+    _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
+    _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
+    return parser
+
+
+def _compare_arguments(compare: argparse.ArgumentParser) -> None:
     _config_arguments(compare)
     compare.add_argument("--concurrency", type=_numbers, default=(1, 8), help="requests at a time; default: 1,8")
     compare.add_argument("--depth", dest="depths", type=_numbers, default=(0, 4), help="depths; default: 0,4")
@@ -88,20 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     compare.set_defaults(verb=_compare)
-    _acceptance_arguments(
-        bench.add_parser("acceptance", help="drafted tokens that each rule keeps on a pair of models")
-    )
-    ties = bench.add_parser("ties", help="how often the shape of a batch alone flips a choice of the target")
-    _config_arguments(ties)
-    ties.add_argument("--positions", type=int, default=400, help="positions to compare; default: 400")
-    ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
-    ties.set_defaults(verb=_ties)
-    _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
-    _load_arguments(bench.add_parser("load", help="what clients see under load, and what the HTTP side costs"))
-    _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
-    _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
-    _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
-    return parser
 
 
 def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
@@ -300,6 +316,23 @@ def _check(arguments: argparse.Namespace) -> int:
     for finding in findings:
         print(finding)
     return 1 if any(finding.problem for finding in findings) else 0
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from specserve.top import Top
+
+    Top(arguments.url).run(once=arguments.once)
+    return 0
+
+
+def _dashboards(arguments: argparse.Namespace) -> int:
+    from specserve.dashboards.files import write
+
+    changed = write(arguments.out)
+    for path in changed:
+        print(path)
+    print(f"{len(changed)} file{'' if len(changed) == 1 else 's'} changed")
+    return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:

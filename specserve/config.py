@@ -221,9 +221,26 @@ class ClusterConfig(Section):
 
     transport: Literal["socket", "ray"] = "socket"
     placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
+    ingress_replicas: int = Field(1, ge=1, le=64, description="HTTP processes in front of the pipeline")
     start_timeout_s: float = Field(600.0, gt=0)
     heartbeat_s: float = Field(0.2, gt=0)
     lost_after_s: float = Field(1.5, gt=0, description="silence after which a worker's process counts as lost")
+
+
+class SloConfig(Section):
+    """What a request is promised; goodput counts those that met all of it."""
+
+    ttft_s: float = Field(2.0, gt=0, description="longest time to the first token")
+    tpot_s: float = Field(0.2, gt=0, description="longest mean time per token after the first one")
+    e2e_s: float = Field(60.0, gt=0, description="longest time to the last token")
+
+
+class ObserveConfig(Section):
+    """What is told about the server, and to whom."""
+
+    slo: SloConfig = Field(default_factory=SloConfig)
+    vllm_aliases: bool = Field(True, description="also export vllm:spec_decode_…, which benchmark clients look for")
+    ray_metrics: bool = Field(False, description="mirror all metrics into those that Ray exports on every node")
 
 
 class Config(Section):
@@ -235,6 +252,7 @@ class Config(Section):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    observe: ObserveConfig = Field(default_factory=ObserveConfig)
     log_format: Literal["text", "json"] = Field("text", description="form of log lines")
 
     @model_validator(mode="after")

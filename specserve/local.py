@@ -21,16 +21,18 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
+from specserve import __version__, drafting
 from specserve import config as configs
-from specserve import drafting
 from specserve.config import Config
 from specserve.coordinator.drafts import Guesser
 from specserve.coordinator.engine import Engine
 from specserve.coordinator.loop import Loop
 from specserve.errors import SpecserveError, Unavailable
-from specserve.metrics import EngineMetrics
+from specserve.metrics import EngineMetrics, Ledger, Snapshot
+from specserve.metrics.ledger import COORDINATOR
 from specserve.sampling.grammar import Grammars
 from specserve.text import AnswerText, Tokenizer
+from specserve.timeline import chrome_trace
 from specserve.transport import Mailbox, Worker
 from specserve.transport.local import LocalChannel, ThreadChannel
 from specserve.types import (
@@ -122,7 +124,9 @@ class LocalEngine:
         parts = load_parts(self.config, progress) if parts is None else parts
         self.tokenizer = parts.tokenizer
         self._grammars = Grammars(parts.tokenizer)
-        self._metrics = EngineMetrics(self.config.served_name, max_depth=self.config.engine.depth)
+        self._metrics = EngineMetrics(self.config.served_name, self.config.engine.depth, self.config.observe.slo)
+        self._metrics.configured(self.config, __version__)
+        self._ledger = Ledger(aliases=self.config.observe.vllm_aliases)
         self._receivers: dict[str, Callable[[Delta], None]] = {}
         self._numbers = itertools.count()
         self._closed = False
@@ -256,9 +260,21 @@ class LocalEngine:
             return Health("dead", "closed")
         return await asyncio.wrap_future(self._loop.call(self._engine.health))
 
-    async def metrics(self) -> str:
-        """The engine's metrics in Prometheus text format."""
-        return self.metrics_text()
+    async def metrics(self, own: Snapshot) -> str:
+        """See `EngineClient.metrics`."""
+        self._ledger.take("http", own)
+        return await asyncio.to_thread(self.metrics_text)
+
+    async def status(self) -> dict[str, Any]:
+        """See `EngineClient.status`."""
+        return self._metrics.status()
+
+    async def timeline(self) -> dict[str, Any]:
+        """See `EngineClient.timeline`."""
+        if self._closed:
+            raise Unavailable("this engine is closed; make a new one")
+        spans = await asyncio.wrap_future(self._loop.call(lambda: self._engine.activity.spans))
+        return chrome_trace(spans, self.config.served_name)
 
     # ---- the engine's thread --------------------------------------------------------------------------------
 
@@ -294,7 +310,10 @@ class LocalEngine:
 
     def metrics_text(self) -> str:
         """The engine's metrics in Prometheus text format."""
-        return self._metrics.render()
+        if not self._closed:
+            self._loop.call(self._engine.activity.settle).result()
+        self._ledger.take(COORDINATOR, self._metrics.snapshot())
+        return self._ledger.render()
 
     def levels(self) -> PoolLevels:
         """How full the pools are, taken between two events."""

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NewType, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol
+
+if TYPE_CHECKING:
+    from specserve.metrics.board import Snapshot
 
 RequestId = NewType("RequestId", str)
 """The public id of a request, unique while it lives."""
@@ -26,6 +29,8 @@ RowId = NewType("RowId", int)
 """The coordinator's own number for a request; never reused in a coordinator's life."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+Role = Literal["draft", "target"]
 
 RuleName = str
 """The name of a file in `verification/` that holds a rule."""
@@ -223,8 +228,16 @@ class EngineClient(Protocol):
         """Cheap; never raises."""
         ...
 
-    async def metrics(self) -> str:
-        """The engine's metrics in Prometheus text format."""
+    async def metrics(self, own: Snapshot) -> str:
+        """The metrics of the engine and of all HTTP processes, one of which brings its own, as Prometheus text."""
+        ...
+
+    async def status(self) -> dict[str, Any]:
+        """What the status page shows, as plain data. Raises Unavailable."""
+        ...
+
+    async def timeline(self) -> dict[str, Any]:
+        """The last rounds on both devices, in Chrome's trace event format. Raises Unavailable."""
         ...
 
 
@@ -236,7 +249,7 @@ class WorkerInfo:
     hardware.
     """
 
-    role: Literal["draft", "target"]
+    role: Role
     device: str
     blocks: int
     block_tokens: int
@@ -249,12 +262,28 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class AheadStats:
+    """What drafting ahead of one verdict came to.
+
+    hits and misses count rows for which outcomes had been drafted ahead, by whether the one that came was among them;
+    unprepared rows had none. outcomes counts what was drafted ahead, over all rows.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    unprepared: int = 0
+    outcomes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RoundStats:
     """One round in numbers. Times are seconds; wall_s runs from the end of the round before, or from waking up.
 
     drafted_at[j] and kept_at[j] count rows that offered, and kept, a drafted token at chain position j.
     correction, bonus and plain count the tokens that the target chose itself: after a refused draft, after a whole
     kept chain, and without any draft.
+    gaps holds, for each row that got tokens and had some before, (seconds since those, new tokens). fallbacks counts
+    decode rows without a draft by reason.
     """
 
     rows: int
@@ -269,11 +298,41 @@ class RoundStats:
     correction: int
     bonus: int
     plain: int
+    gaps: tuple[tuple[float, int], ...] = ()
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+    ahead: AheadStats = AheadStats()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpan:
+    """One batch on one worker, in seconds of the coordinator's monotonic clock.
+
+    sent_s and arrived_s are when the coordinator sent it and had the answer; the busy_s that the worker computed are
+    taken to lie in the middle. rows and positions are what it computed.
+    """
+
+    role: Role
+    number: int
+    sent_s: float
+    arrived_s: float
+    busy_s: float
+    rows: int
+    positions: int
+
+    @property
+    def began_s(self) -> float:
+        """When computing began."""
+        return (self.sent_s + self.arrived_s - self.busy_s) / 2
+
+    @property
+    def ended_s(self) -> float:
+        """When computing ended."""
+        return (self.sent_s + self.arrived_s + self.busy_s) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLevels:
-    """How full the pools are between rounds."""
+    """How full the pools are between rounds. Of the held slots, some are leased to a plan or under verification."""
 
     running: int
     waiting: int
@@ -283,3 +342,5 @@ class PoolLevels:
     target_blocks_capacity: int
     draft_blocks_held: int
     draft_blocks_capacity: int
+    slots_drafting: int = 0
+    slots_verifying: int = 0

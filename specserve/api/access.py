@@ -14,10 +14,11 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from specserve.api import page
 from specserve.config import ServerConfig
 from specserve.errors import HeadersTooLarge, KeyOverloaded, NotAuthenticated, NotPermitted, Overloaded
 
-_OPEN = frozenset({"/health", "/ready"})
+_OPEN = frozenset({"/health", "/ready", *page.FILES})
 _ADMIN = frozenset({"/metrics", "/load"})
 
 _KEY = "specserve.key"

@@ -20,12 +20,16 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a delta makes visible: text, a score per token where the client asked, whole calls of tools, its tokens."""
+    """What a delta makes visible: text, a score per token where the client asked, whole calls of tools, its tokens.
+
+    shown is the text that each token made visible; what the end set free is the last one's.
+    """
 
     text: str
     scores: list[Scored]
     calls: list[ToolCall] = field(default_factory=list)
     tokens: tuple[int, ...] = ()
+    shown: tuple[str, ...] = ()
 
 
 class Answer:
@@ -61,15 +65,17 @@ class Answer:
         """Take a delta; returns what it makes visible."""
         self.tokens += delta.tokens
         echoed, self._echoed = self._echoed, ()
+        before: list[str] = []
         shown: list[str] = []
-        scores = [*self._push(echoed, delta.prompt_logprobs, shown), *self._push(delta.tokens, delta.logprobs, shown)]
+        scores = [*self._push(echoed, delta.prompt_logprobs, before), *self._push(delta.tokens, delta.logprobs, shown)]
         if delta.finish is not None:
-            shown.append(self._end(delta))
-        text, calls = self._read("".join(shown), ended=delta.finish is not None)
+            rest = self._end(delta)
+            shown = [*shown[:-1], "".join(shown[-1:]) + rest]
+        text, calls = self._read("".join([*before, *shown]), ended=delta.finish is not None)
         self.text += text
         self.calls += calls
         self.scores += scores
-        return Piece(text, scores, calls, delta.tokens)
+        return Piece(text, scores, calls, delta.tokens, tuple(shown[: len(delta.tokens)]))
 
     def _read(self, shown: str, *, ended: bool) -> tuple[str, list[ToolCall]]:
         if self._reader is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -16,7 +18,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from specserve.api import convert
+from specserve.api import convert, page
 from specserve.api.access import Admission, HeaderLimit, Keys
 from specserve.api.body import read_object
 from specserve.api.document import document
@@ -61,6 +63,7 @@ def create_app(
         middleware=_layers(config.server, api.http),
         exception_handlers={HTTPException: _refused, RequestValidationError: _refused},
     )
+    app.state.metrics = api.http
     for path, method, handler in api.routes():
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return app
@@ -110,6 +113,9 @@ class _Api:
             ("/metrics", "GET", self.metrics),
             ("/version", "GET", self.version),
             ("/openapi.json", "GET", self.openapi),
+            *((path, "GET", partial(_page, path)) for path in page.FILES),
+            ("/status.json", "GET", self.status),
+            ("/timeline.json", "GET", self.timeline),
             ("/load", "GET", self.load),
             ("/tokenize", "POST", self.tokenize),
             ("/detokenize", "POST", self.detokenize),
@@ -164,12 +170,18 @@ class _Api:
         return JSONResponse({"ready": ready, "status": health.status}, 200 if ready else 503)
 
     async def metrics(self) -> Response:
-        """Metrics of the engine and of this HTTP process."""
-        text = await self._engine.metrics()
-        separator = "" if not text or text.endswith("\n") else "\n"
-        return PlainTextResponse(
-            text + separator + self.http.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        """Metrics of the engine and of all HTTP processes."""
+        text = await self._engine.metrics(self.http.snapshot())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def status(self) -> Response:
+        """What the status page shows."""
+        health = await self._engine.health()
+        return JSONResponse(await self._engine.status() | {"health": asdict(health)})
+
+    async def timeline(self) -> Response:
+        """The last rounds on both devices, for trace viewers."""
+        return JSONResponse(await self._engine.timeline())
 
     async def version(self) -> Response:
         """The server's version."""
@@ -214,6 +226,10 @@ class _Api:
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self._config.server.request_timeout_s
+
+
+async def _page(path: str) -> Response:
+    return page.answer(path)
 
 
 async def _refused(request: HttpRequest, error: Exception) -> Response:

@@ -21,6 +21,7 @@ from specserve.api.answers import Answer
 from specserve.api.errors import ClientGone, as_specserve, error_body, failure_of
 from specserve.api.limits import request_id_of
 from specserve.api.objects import Head
+from specserve.api.origins import origins_field
 from specserve.api.shapes import Shape
 from specserve.api.tools import CallReader
 from specserve.errors import DeadlineExceeded, SpecserveError
@@ -48,6 +49,7 @@ class Job:
     echo: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    origins: bool = False
     keep_stop: bool = False
     token_ids: bool = False
     calls: CallFormat | None = None
@@ -213,9 +215,9 @@ def _chunks(
     opening = out.opening_chunk(job.head, job.shape, index) if first else None
     chunks = [] if opening is None else [opening]
     piece = answer.add(delta)
-    if piece.text or piece.scores or piece.calls or (job.token_ids and piece.tokens):
+    if piece.text or piece.scores or piece.calls or ((job.token_ids or job.origins) and piece.tokens):
         chunk = out.text_chunk(job.head, job.shape, index, answer, piece, tokenizer, token_ids=job.token_ids)
-        chunks.append(chunk)
+        chunks.append(chunk | origins_field(delta, piece.shown) if job.origins else chunk)
     if delta.finish is not None:
         chunks.append(_last(job, index, answer))
     return chunks

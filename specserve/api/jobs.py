@@ -87,6 +87,7 @@ class Jobs:
             echo=isinstance(body, CompletionBody) and bool(body.echo),
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.continuous_usage_stats),
+            origins=bool(options.include_origins),
             keep_stop=bool(body.include_stop_str_in_output),
             token_ids=bool(body.return_token_ids),
             calls=None if tools is None else tools.format,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 import uuid
 from collections.abc import MutableMapping
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specserve import logs
+from specserve.api import page
 from specserve.api.errors import ClientGone, error_response
 from specserve.api.schemas import REQUEST_ID
 from specserve.errors import BodyTooLarge
@@ -18,6 +22,10 @@ from specserve.metrics import HttpMetrics
 _REQUEST_ID = re.compile(REQUEST_ID)
 
 CLIENT_GONE = 499
+
+_QUIET = frozenset({"/health", "/ready", "/metrics", "/status.json", "/load", *page.FILES})
+
+log = logging.getLogger(__name__)
 
 
 class BodyLimit:
@@ -69,6 +77,7 @@ class Envelope:
         rename(scope, _request_id(scope))
         reply = _Reply(send, scope)
         self._metrics.started()
+        began = time.perf_counter()
         try:
             await self._app(scope, receive, reply.send)
         except ClientGone:
@@ -78,6 +87,7 @@ class Envelope:
             await self._answer(error, scope, receive, reply)
         finally:
             self._metrics.ended(_template(scope), scope["method"], reply.status)
+            _tell(scope, reply.status, time.perf_counter() - began)
 
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, reply: _Reply) -> None:
         response = error_response(error, request_id_of(scope))
@@ -103,6 +113,14 @@ class _Reply:
         await self._send(message)
 
 
+def _tell(scope: Scope, status: int, seconds: float) -> None:
+    """A line for each answer, by route template; what asks all the time is left out."""
+    template = _template(scope)
+    if template not in _QUIET:
+        extra = {"method": scope["method"], "route": template, "status": status, "seconds": round(seconds, 4)}
+        log.info("%s %s %d in %.3f s", scope["method"], template or "(no route)", status, seconds, extra=extra)
+
+
 def request_id_of(scope: MutableMapping[str, Any]) -> str:
     """The id under which this request is answered and logged."""
     found: str = scope["specserve.request_id"]
@@ -112,6 +130,7 @@ def request_id_of(scope: MutableMapping[str, Any]) -> str:
 def rename(scope: MutableMapping[str, Any], request_id: str) -> None:
     """Answer and log a request under this id."""
     scope["specserve.request_id"] = request_id
+    logs.request_id.set(request_id)
 
 
 def _request_id(scope: Scope) -> str:

@@ -111,6 +111,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_origins: bool | None = None
 
 
 class Speculation(Body):

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from specserve import __version__, drafting, logs
 from specserve import config as configs
-from specserve import drafting, logs
 from specserve.cluster.actors import node_address
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import RayChannel
 from specserve.coordinator.engine import Engine
 from specserve.coordinator.loop import Loop
 from specserve.errors import ChannelError, Unavailable
-from specserve.metrics import EngineMetrics
+from specserve.metrics import EngineMetrics, Snapshot
 from specserve.models import vocabulary
 from specserve.models.loading import prepare
 from specserve.text import Tokenizer
+from specserve.timeline import chrome_trace
 from specserve.transport import Channel, Mailbox, PeerLost
 from specserve.transport.messages import Deltas
 from specserve.transport.socket import Address, Endpoint, Heart
@@ -29,7 +32,10 @@ log = logging.getLogger(__name__)
 
 _ROLES = frozenset({TARGET, DRAFT})
 
+T = TypeVar("T")
+
 _CLEAN_END_S = 5.0
+_ASK_S = 1.0
 _SENDING_S = 0.25  # for the last words to leave; a channel that closes drops what it still holds
 
 
@@ -72,8 +78,8 @@ class _IngressLink:
     """The way to one ingress: numbered batches of deltas, and a heart so that it can tell when we are gone."""
 
     def __init__(self, endpoint: Endpoint, address: Address, heartbeat_s: float) -> None:
-        self._channel = endpoint.connect(address)
-        self._heart = Heart(endpoint.connect(address), heartbeat_s, lambda: (0, False))
+        self._channel = endpoint.connect(address, "ingress")
+        self._heart = Heart(endpoint.connect(address, "ingress"), heartbeat_s, lambda: (0, False))
         self._cursor = 0
 
     def send(self, deltas: tuple[Delta, ...]) -> None:
@@ -95,7 +101,8 @@ class CoordinatorActor:
         node_id, host = node_address()
         lost_after_s = self._config.cluster.lost_after_s
         self._endpoint = Endpoint(self._mailbox, host=host, node_id=node_id, lost_after_s=lost_after_s)
-        self._metrics = EngineMetrics(self._config.served_name, self._config.engine.depth)
+        self._metrics = EngineMetrics(self._config.served_name, self._config.engine.depth, self._config.observe.slo)
+        self._metrics.configured(self._config, __version__)
         self._ingresses: dict[str, _IngressLink] = {}
         self._engine: Engine | None = None
         self._loop: Loop | None = None
@@ -155,9 +162,9 @@ class CoordinatorActor:
 
     def _channel(self, role: str, joined: Joined) -> Channel:
         if joined.address is None:
-            return RayChannel(joined.handle, self._mailbox, role, joined.life)
+            return RayChannel(joined.handle, self._mailbox, role, joined.life, self._endpoint.traffic)
         self._endpoint.expect(role)
-        return self._endpoint.connect(joined.address)
+        return self._endpoint.connect(joined.address, role)
 
     def attach(self, role: str, joined: Joined) -> None:
         """A restarted worker joins the running engine."""
@@ -230,9 +237,29 @@ class CoordinatorActor:
         except TimeoutError:
             return Health("dead", "the engine's loop does not answer")
 
-    def metrics(self) -> str:
-        """Prometheus text."""
-        return self._metrics.render()
+    def metrics(self) -> Snapshot:
+        """Every sample of this process."""
+        self._metrics.network(*self._endpoint.traffic.totals())
+        self._ask(lambda engine: engine.activity.settle())
+        return self._metrics.snapshot()
+
+    def status(self) -> dict[str, Any]:
+        """What the status page shows."""
+        return self._metrics.status()
+
+    def timeline(self) -> dict[str, Any]:
+        """The last rounds on both devices, as a trace."""
+        spans = self._ask(lambda engine: engine.activity.spans)
+        return chrome_trace(spans or [], self._config.served_name)
+
+    def _ask(self, question: Callable[[Engine], T]) -> T | None:
+        """Ask on the engine's own thread; None when there is no engine, or it is too busy to answer."""
+        if self._loop is None or self._engine is None:
+            return None
+        engine = self._engine
+        with contextlib.suppress(TimeoutError, Unavailable):
+            return self._loop.call(lambda: question(engine)).result(timeout=_ASK_S)
+        return None
 
     def drain(self) -> None:
         """Take no new requests."""

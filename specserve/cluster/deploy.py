@@ -17,7 +17,7 @@ INGRESS = "Ingress"
 
 
 def application(config: Config) -> Any:
-    """A `serve.Application` for this configuration. One pipeline, one ingress.
+    """A `serve.Application` for this configuration: one pipeline, and as many ingresses as asked for.
 
     The app itself refuses what is over its limits, in OpenAI's words, so Serve lets more through than they allow.
     """
@@ -36,6 +36,7 @@ def application(config: Config) -> Any:
     return serve.deployment(
         Ingress,
         name=INGRESS,
+        num_replicas=config.cluster.ingress_replicas,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         max_ongoing_requests=2 * config.server.max_inflight + 1000,
         graceful_shutdown_timeout_s=10,

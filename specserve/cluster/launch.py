@@ -46,7 +46,7 @@ def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> No
 def _serve(config: Config, stopping: threading.Event, ray_address: str | None, out: TextIO) -> None:
     # Ray replaces signal handlers when it starts, so ours go in once more behind it.
     with (
-        _ray(ray_address),
+        _ray(ray_address, config.cluster.ingress_replicas),
         _signals(stopping),
         deployed(config, stopping, _Display(), own_ray=ray_address is None) as up,
     ):
@@ -82,8 +82,8 @@ def with_port(config: Config) -> Config:
     return config
 
 
-def _ray(address: str | None) -> contextlib.AbstractContextManager[None]:
-    return local_ray() if address is None else _existing_ray(address)
+def _ray(address: str | None, ingresses: int) -> contextlib.AbstractContextManager[None]:
+    return local_ray(ingresses) if address is None else _existing_ray(address)
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ def running(config: Config) -> Iterator[tuple[str, Config]]:
     """
     config = with_port(unkeyed(config))
     check_config(config, models_here=True)
-    with _own_stdout(), local_ray(), deployed(config, threading.Event()):
+    with _own_stdout(), local_ray(config.cluster.ingress_replicas), deployed(config, threading.Event()):
         yield f"http://{config.server.host}:{config.server.port}", config
 
 

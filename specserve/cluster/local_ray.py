@@ -37,15 +37,15 @@ _QUIET: dict[str, str | None] = {
 }
 
 
-def logical_cpus() -> int:
-    """CPUs that Ray shall count: the machine's, or what a pipeline asks for on a smaller one."""
-    needed = COORDINATOR_CPUS + INGRESS_CPUS + 2 * WORKER_CPUS
+def logical_cpus(ingresses: int = 1) -> int:
+    """CPUs that Ray shall count: the machine's, or what a pipeline and its ingresses ask for on a smaller one."""
+    needed = COORDINATOR_CPUS + ingresses * INGRESS_CPUS + 2 * WORKER_CPUS
     return max(os.cpu_count() or 1, int(-(-needed // 1)))
 
 
 @contextlib.contextmanager
-def local_ray() -> Iterator[None]:
-    """Start Ray and, at the end, see that every process and file of it is gone."""
+def local_ray(ingresses: int = 1) -> Iterator[None]:
+    """Start Ray, with room for so many, and at the end see that every process and file of it is gone."""
     remove_orphans()
     folder = _own_folder()
     before = processes.descendants()
@@ -56,7 +56,7 @@ def local_ray() -> Iterator[None]:
     try:
         with _environment(variables):
             try:
-                _start(_below(folder, "r"))
+                _start(_below(folder, "r"), logical_cpus(ingresses))
                 yield
             finally:
                 started = processes.descendants() - before
@@ -101,9 +101,9 @@ def _below(folder: str, name: str) -> str:
     return path
 
 
-def _start(folder: str) -> None:
+def _start(folder: str, cpus: int) -> None:
     ray.init(
-        num_cpus=logical_cpus(),
+        num_cpus=cpus,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,

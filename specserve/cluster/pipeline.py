@@ -13,13 +13,18 @@ import ray
 from specserve import config as configs
 from specserve import drafting, logs
 from specserve.cluster.placement import plan
+from specserve.cluster.ray_metrics import Mirror
 from specserve.cluster.supervisor import Supervisor
 from specserve.config import Config
 from specserve.errors import ConfigError, Unavailable
+from specserve.metrics import Ledger, Snapshot
+from specserve.metrics.ledger import COORDINATOR
 from specserve.transport.socket import Address
 from specserve.types import Health, ModelCard
 
 log = logging.getLogger(__name__)
+
+_COLLECT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,9 @@ class Pipeline:
         self._ready = asyncio.Event()
         self._served = False
         self._failure: str | None = None
+        self._ledger = Ledger(aliases=self._config.observe.vllm_aliases)
         self._life = asyncio.ensure_future(self._run())
+        self._collecting = asyncio.ensure_future(self._collect())
 
     async def _run(self) -> None:
         try:
@@ -99,9 +106,37 @@ class Pipeline:
         """Wait until the pipeline serves, then open the way for one ingress. Raises Unavailable."""
         return await (await self._serving()).connect_ingress(ingress_id, address)
 
-    async def metrics(self) -> str:
-        """Prometheus text of the coordinator."""
-        return await (await self._serving()).metrics()
+    async def report_metrics(self, place: str, snapshot: Snapshot) -> None:
+        """An ingress hands in its samples; every so often, and with each scrape."""
+        self._ledger.take(place, snapshot)
+
+    async def metrics(self, place: str, snapshot: Snapshot) -> str:
+        """Prometheus text of all processes; of a coordinator that is away, what it said last."""
+        self._ledger.take(place, snapshot)
+        await self._ask_coordinator()
+        return self._ledger.render()
+
+    async def _ask_coordinator(self) -> None:
+        snapshot = None if self._supervisor is None else await self._supervisor.metrics()
+        if snapshot is not None:
+            self._ledger.take(COORDINATOR, snapshot)
+
+    async def _collect(self) -> None:
+        """What a coordinator counted since the last look is lost when it dies: look often."""
+        mirror = Mirror() if self._config.observe.ray_metrics else None
+        while True:
+            await asyncio.sleep(_COLLECT_S)
+            await self._ask_coordinator()
+            if mirror is not None:
+                mirror.show(self._ledger.values())
+
+    async def status(self) -> dict[str, Any]:
+        """What the status page shows."""
+        return await (await self._serving()).status()
+
+    async def timeline(self) -> dict[str, Any]:
+        """The last rounds as a trace."""
+        return await (await self._serving()).timeline()
 
     async def drain(self) -> None:
         """Take no new requests; those admitted go on."""
@@ -110,6 +145,7 @@ class Pipeline:
     async def stop(self) -> None:
         """End the children. Idempotent."""
         self._life.cancel()
+        self._collecting.cancel()
         if self._supervisor is not None:
             supervisor, self._supervisor = self._supervisor, None
             await supervisor.stop()

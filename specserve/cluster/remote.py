@@ -12,10 +12,12 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from specserve import errors
 from specserve.config import Config
 from specserve.errors import ChannelError, SpecserveError, Unavailable
+from specserve.metrics import Snapshot
 from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport.messages import Cancel, Deltas, Submit
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
@@ -27,6 +29,8 @@ _COORDINATOR = "coordinator"
 _RETRY_S = 0.5
 _ASK_TIMEOUT_S = 5.0
 
+T = TypeVar("T")
+
 Connect = Callable[[str, Address], Awaitable[tuple[Address, ModelCard]]]
 
 
@@ -36,7 +40,9 @@ class Pipe:
 
     connect: Connect
     health: Callable[[], Awaitable[Health]]
-    metrics: Callable[[], Awaitable[str]]
+    metrics: Callable[[Snapshot], Awaitable[str]]
+    status: Callable[[], Awaitable[dict[str, Any]]]
+    timeline: Callable[[], Awaitable[dict[str, Any]]]
 
 
 class _LoopMailbox(Mailbox):
@@ -186,12 +192,25 @@ class RemoteEngine:
             return Health("starting", "connecting to the coordinator")
         return health
 
-    async def metrics(self) -> str:
+    async def metrics(self, own: Snapshot) -> str:
         """See `EngineClient.metrics`. Raises Unavailable when the pipeline does not answer."""
-        try:
-            return await asyncio.wait_for(self._pipe.metrics(), _ASK_TIMEOUT_S)
-        except Exception as error:
-            raise Unavailable(f"no metrics now: {type(error).__name__}") from None
+        return await _asked("metrics", self._pipe.metrics(own))
+
+    async def status(self) -> dict[str, Any]:
+        """See `EngineClient.status`."""
+        return await _asked("status", self._pipe.status())
+
+    async def timeline(self) -> dict[str, Any]:
+        """See `EngineClient.timeline`."""
+        return await _asked("timeline", self._pipe.timeline())
+
+
+async def _asked(what: str, answer: Awaitable[T]) -> T:
+    """What the control plane says. Raises Unavailable when it says nothing."""
+    try:
+        return await asyncio.wait_for(answer, _ASK_TIMEOUT_S)
+    except Exception as error:
+        raise Unavailable(f"no {what} now: {type(error).__name__}") from None
 
 
 def error_of(failure: Failure) -> SpecserveError:

@@ -20,6 +20,7 @@ from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorSta
 from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError, Unavailable
+from specserve.metrics import Snapshot
 from specserve.models.threads import cpu_worker_environment
 from specserve.models.vocabulary import require_same
 from specserve.transport.socket import Address
@@ -329,10 +330,20 @@ class Supervisor:
         )
         return answer
 
-    async def metrics(self) -> str:
-        """The coordinator's metrics."""
-        text: str = await result(self._coordinator.metrics.remote(), _CALL_TIMEOUT_S)
-        return text
+    async def metrics(self) -> Snapshot | None:
+        """The coordinator's samples; None while it is away."""
+        snapshot: Snapshot | None = await or_none(self._coordinator.metrics.remote())
+        return snapshot
+
+    async def status(self) -> dict[str, Any]:
+        """What the coordinator tells the status page."""
+        status: dict[str, Any] = await result(self._coordinator.status.remote(), _CALL_TIMEOUT_S)
+        return status
+
+    async def timeline(self) -> dict[str, Any]:
+        """The last rounds as a trace."""
+        trace: dict[str, Any] = await result(self._coordinator.timeline.remote(), _CALL_TIMEOUT_S)
+        return trace
 
     async def drain(self) -> None:
         """Take no new requests."""

@@ -27,6 +27,7 @@ from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promise
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, PushAhead
+from specserve.types import AheadStats
 
 _CATCH_UP = 32
 """Committed tokens that the draft may lack of a request that it does not draft for. They are fed in one go: the draft
@@ -55,6 +56,7 @@ class AheadDrafts(WorkerSource):
         self._number = 0
         self._checked: list[tuple[int, int]] = []  # tokens offered and kept, not yet learned from
         self._guesses: list[Guess] = []  # likewise
+        self._foreseen = (0, 0, 0)  # rows whose outcome was drafted for, rows where others were, and all outcomes
         self.hits = 0
         self.misses = 0
 
@@ -67,6 +69,11 @@ class AheadDrafts(WorkerSource):
     def leasing(self) -> bool:
         """A plan's slots and blocks are out on lease."""
         return self._plan is not None
+
+    @property
+    def leased(self) -> int:
+        """Slots of the plan's branches, but for those that requests took over."""
+        return 0 if self._plan is None else self._plan.slots_left
 
     @property
     def overdue_s(self) -> float | None:
@@ -110,6 +117,8 @@ class AheadDrafts(WorkerSource):
         for trunk in trunks:
             trunk.text_start = min(trunk.state.draft_known, trunk.start)
             trunk.state.draft_known = trunk.base
+        positions = sum(trunk.feed for trunk in trunks) + int(branches.depths.sum())
+        self.link.activity.sent("draft", self._number, len(trunks) + len(branches), positions)
         self.link.send(plan.message())
 
     def _trunks(self, rows: Sequence[CheckedRow]) -> list[Trunk]:
@@ -199,6 +208,7 @@ class AheadDrafts(WorkerSource):
         else:
             self._step_cost.observe(plan.rows(message.step), message.busy_s)
         if message.last:
+            self.link.activity.returned("draft", {"draft": plan.busy_s})
             self._lag_s.observe(max(0.0, now_s - plan.sent_s - plan.busy_s))
             self._over(plan, now_s)
 
@@ -225,6 +235,7 @@ class AheadDrafts(WorkerSource):
         plan = self._plan
         if plan is None or plan.over or failure.batch != plan.number:
             return
+        self.link.activity.returned("draft", {})
         for trunk in plan.trunks:
             if trunk.state.stage is Stage.RUNNING and trunk.epoch == trunk.state.epoch:
                 self.link.put_chain(trunk.state, NOTHING)
@@ -256,10 +267,16 @@ class AheadDrafts(WorkerSource):
     def _adopt(self, plan: AheadPlan, outcomes: Sequence[tuple[int, int, int]]) -> None:
         true, guesses = plan.find(outcomes)
         self._guesses += guesses
+        self._foreseen = len(true), len(outcomes) - len(true), len(plan.branches)
         self.hits += len(true)
         self.misses += len(outcomes) - len(true)
         if true:
             plan.adopt(true)
+
+    def foreseen(self, due: int) -> AheadStats:
+        """See `WorkerSource`."""
+        (hits, misses, outcomes), self._foreseen = self._foreseen, (0, 0, 0)
+        return AheadStats(hits, misses, max(0, due - hits - misses), outcomes)
 
     def settled(self, now_s: float) -> None:
         """The round is over: branches that did not come true are dead, and released when there is time."""

@@ -191,6 +191,11 @@ class AheadPlan:
         if dists not in (0, drafted) or (drafted and self._drawn not in (None, dists > 0)):
             raise ProtocolError(f"push {push.step} of plan {push.plan} has {dists} dists for {drafted} drafted tokens")
 
+    @property
+    def slots_left(self) -> int:
+        """Leased slots that no request took over."""
+        return int(self._slots_left.sum())
+
     # ---- what comes true
 
     def trunk_of(self, state: RequestState, base: int) -> int | None:

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.blocks import BlockPool
@@ -17,7 +17,7 @@ from specserve.coordinator.rounds import Round
 from specserve.metrics import EngineMetrics
 from specserve.text import Tokenizer
 from specserve.transport.messages import Verdict
-from specserve.types import Delta, Failure, FinishReason, RoundStats, WorkerInfo
+from specserve.types import AheadStats, Delta, Failure, FinishReason, RoundStats, WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Commit:
     kept: int
     cut: Cut | None
     scores: RowScores
+    gap_s: float | None = None  # since the request's last tokens before these
 
     @property
     def finish(self) -> FinishReason | None:
@@ -81,6 +82,7 @@ class Verdicts:
     commits: list[Commit]
     now_s: float
     draft_busy_s: float
+    ahead: AheadStats
 
     def book(self, metrics: EngineMetrics) -> None:
         """Count it."""
@@ -91,11 +93,7 @@ class Verdicts:
     def stats(self) -> RoundStats:
         """The round in numbers."""
         sent = self.round.sent
-        own = {"plain": 0, "bonus": 0, "correction": 0}
-        for commit in self.commits:
-            own[commit.chosen] += len(commit.tokens) - commit.kept
-        offered = _beyond([commit.offered for commit in self.commits])
-        kept = _beyond([commit.kept for commit in self.commits])
+        made = tallied(self.commits)
         return RoundStats(
             rows=len(sent.rows),
             positions=len(sent.feeds) + len(sent.chains),
@@ -104,10 +102,37 @@ class Verdicts:
             draft_busy_s=self.draft_busy_s,
             forward_s=self.verdict.forward_s,
             sampling_s=self.verdict.sampling_s,
-            drafted_at=offered,
-            kept_at=kept + (0,) * (len(offered) - len(kept)),
-            **own,
+            drafted_at=made.drafted_at,
+            kept_at=made.kept_at,
+            correction=made.correction,
+            bonus=made.bonus,
+            plain=made.plain,
+            gaps=tuple(
+                [(each.gap_s, len(each.tokens)) for each in self.commits if each.gap_s is not None and each.tokens]
+            ),
+            fallbacks=self.round.fallbacks,
+            ahead=self.ahead,
         )
+
+
+class Tally(NamedTuple):
+    """What the rows of a round made: drafts offered and kept by chain position, and the target's own tokens by kind."""
+
+    drafted_at: tuple[int, ...]
+    kept_at: tuple[int, ...]
+    correction: int
+    bonus: int
+    plain: int
+
+
+def tallied(commits: Sequence[Commit]) -> Tally:
+    """Count the drafts and tokens of these commits."""
+    own = {"plain": 0, "bonus": 0, "correction": 0}
+    for commit in commits:
+        own[commit.chosen] += len(commit.tokens) - commit.kept
+    offered = _beyond([commit.offered for commit in commits])
+    kept = _beyond([commit.kept for commit in commits])
+    return Tally(offered, kept + (0,) * (len(offered) - len(kept)), own["correction"], own["bonus"], own["plain"])
 
 
 def _beyond(counts: Sequence[int]) -> tuple[int, ...]:
@@ -176,5 +201,7 @@ class Committer:
                 log.exception("cannot look for the end of an answer")
                 self._end(state, "error", None, Failure(500, "internal_error", f"{type(error).__name__}: {error}"))
                 return None
-        state.take(commit.tokens, commit.offered, commit.kept, self._clock)
+        if commit.tokens:
+            commit.gap_s = state.tokens_came(self._clock())
+        state.take(commit.tokens, commit.offered, commit.kept)
         return commit

@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from specserve.config import Config
+from specserve.coordinator.activity import Activity
 from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
 from specserve.coordinator.admission import check_request
 from specserve.coordinator.ahead import AheadDrafts
@@ -49,6 +51,7 @@ from specserve.text import Tokenizer
 from specserve.transport import Arrived, Channel, PeerLost
 from specserve.transport.messages import Cannot, Failed, Message, Verdict
 from specserve.types import (
+    AheadStats,
     Delta,
     Failure,
     FinishReason,
@@ -115,7 +118,9 @@ class Engine:
         self._last_end_s: float | None = None  # end of the last round while there was always work
         self._draining = False
         self._dead: str | None = None
-        metrics.worker("target", True)
+        self.activity = Activity(metrics, clock)
+        self.activity.joined("target")
+        metrics.joined("target", target)
         metrics.rules(target.rules)
         if drafter is not None and draft is not None:
             self._attach_draft(drafter, draft_life, draft)
@@ -267,6 +272,7 @@ class Engine:
         self._scheduler.admit(now)
         self._policy.plan([state for state in self._scheduler.running if state.decoding])
         rows = self._scheduler.plan()
+        self.activity.idle(not self._states)
         if not rows:
             self._last_end_s = None
             return
@@ -305,7 +311,10 @@ class Engine:
             self._verifier.open(entry.state)
         sent = verify_message(self._round_number, checked)
         self._verifier.send(sent)
-        self._hold(Round(sent, checked, [slot for entry in checked for slot in entry.chain.slots], self._round_began_s))
+        slots = [slot for entry in checked for slot in entry.chain.slots]
+        current = Round(sent, checked, slots, self._round_began_s, self._fallbacks(checked))
+        self._hold(current)
+        self.activity.sent("target", self._round_number, len(checked), current.positions)
         self._drafts.ahead(checked, self._clock())  # only now: the target is what everybody waits for
         return True
 
@@ -316,10 +325,21 @@ class Engine:
         for entry in current.rows:
             entry.state.in_flight = True
 
+    def _fallbacks(self, checked: list[CheckedRow]) -> Counter[str]:
+        """Decode rows without a draft, by why, where there should be drafts at all."""
+        if not self._expects_drafts:
+            return Counter()
+        late = isinstance(self._drafts, WorkerSource) and self._drafts.waiting
+        missed = "no_draft" if self._speculating else "draft_down"
+        missed = "draft_slow" if late else missed
+        plain = [entry.state for entry in checked if entry.due and not entry.chain.tokens]
+        return Counter(missed if self._depth_of(state) else "request" for state in plain)
+
     def _close_round(self, current: Round) -> None:
         """Drop the batch's own references; release requests that ended while it was computed."""
         self._round = None
         self._slots.free(current.slots)
+        self.activity.returned("target", {})  # unless the verdict came, and with it the times
         for entry in current.rows:
             state = entry.state
             state.in_flight = False
@@ -331,6 +351,7 @@ class Engine:
         if current is None or verdict.round != current.number:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
+        self.activity.returned("target", {"forward": verdict.forward_s, "sampling": verdict.sampling_s})
         scores = current.scores(verdict)
         self._outbox.book()
         self._close_round(current)
@@ -340,10 +361,11 @@ class Engine:
         self._own_drafts.committed(going_on)
         now = self._clock()
         self._drafts.settled(now)
-        draft_busy = 0.0
+        draft_busy, ahead = 0.0, AheadStats(unprepared=len(commits))
         if isinstance(self._drafts, WorkerSource):
             draft_busy, self._drafts.link.busy_s = self._drafts.link.busy_s, 0.0
-        verdicts = Verdicts(current, verdict, commits, now, draft_busy)
+            ahead = self._drafts.foreseen(len(commits))
+        verdicts = Verdicts(current, verdict, commits, now, draft_busy, ahead)
         self._outbox.put_off(verdicts)
         if isinstance(self._policy, AdaptiveDepth):
             checked = [Checked(commit.state.row, commit.offered, commit.confirmed) for commit in commits]
@@ -464,7 +486,8 @@ class Engine:
                     f"set target.kv_blocks so that they agree"
                 )
             self._verifier.join(channel, life)
-            self._metrics.worker("target", True)
+            self.activity.joined("target")
+            self._metrics.joined("target", info)
         else:
             self._lose("draft")
             self._attach_draft(channel, life, info)
@@ -472,10 +495,11 @@ class Engine:
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
         timing = DraftTiming.WAITED if self._takes_turns(info) else DraftTiming.AHEAD
         self._policy = self._depth_policy(timing, info.context_length)
-        link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics)
+        link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics, self.activity)
         self._drafts = SerialDrafts(link) if self._takes_turns(info) else AheadDrafts(link)
         self._speculating = True
-        self._metrics.worker("draft", True)
+        self.activity.joined("draft")
+        self._metrics.joined("draft", info)
 
     def _takes_turns(self, draft: WorkerInfo) -> bool:
         """Draft and target cannot both work at once, or are not to."""
@@ -495,6 +519,7 @@ class Engine:
             lost, self._drafts = self._drafts, NoDrafts()
             lost.lose(list(self._states.values()))
             self._speculating = False
+            self.activity.left("draft")
             self._metrics.worker("draft", False)
 
     def _lose_verifier(self) -> None:
@@ -502,6 +527,7 @@ class Engine:
         if not self._verifier.up:
             return
         self._verifier.lose(self._clock())
+        self.activity.left("target")
         self._metrics.worker("target", False)
         if self._round is not None:
             self._close_round(self._round)
@@ -551,6 +577,8 @@ class Engine:
             target_blocks_capacity=self._blocks.capacity,
             draft_blocks_held=0 if draft is None else draft.held_count,
             draft_blocks_capacity=0 if draft is None else draft.capacity,
+            slots_drafting=self._drafts.leased if isinstance(self._drafts, WorkerSource) else 0,
+            slots_verifying=0 if self._round is None else len(self._round.slots),
         )
 
     def health(self) -> Health:

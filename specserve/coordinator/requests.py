@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
@@ -60,6 +60,7 @@ class RequestState:
     in_flight: bool = False  # named by the batch that the verifier is computing
     started_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
     rounds: int = 0
     drafted: int = 0
     kept: int = 0
@@ -91,6 +92,13 @@ class RequestState:
         """Everything but the newest token is cached: the next row is a decode row."""
         return self.target_cached == len(self.tokens) - 1
 
+    def tokens_came(self, now_s: float) -> float | None:
+        """Note that tokens were committed now; the seconds since those before, None for the first ones."""
+        before, self.last_token_s = self.last_token_s, now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        return None if before is None else now_s - before
+
     def score_prompt(self, start: int, scores: Sequence[TokenLogprob]) -> None:
         """Take the scores of prompt tokens from absolute position `start` on; those taken before are left out."""
         new = scores[self.prompt_scored - start :]
@@ -102,12 +110,10 @@ class RequestState:
         scores, self.prompt_scores = tuple(self.prompt_scores), []
         return scores
 
-    def take(self, tokens: Sequence[int], offered: int, kept: int, clock: Callable[[], float]) -> None:
+    def take(self, tokens: Sequence[int], offered: int, kept: int) -> None:
         """Commit tokens, which a round made with `kept` of `offered` drafts."""
         self.count_prediction(offered, tokens)
         self.tokens += tokens
-        if self.first_token_s is None and tokens:
-            self.first_token_s = clock()
         self.rounds += 1
         self.drafted += offered
         self.kept += kept

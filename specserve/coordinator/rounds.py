@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import repeat
 
 from specserve.coordinator.batches import CheckedRow
@@ -19,6 +20,12 @@ class Round:
     rows: list[CheckedRow]
     slots: list[int]  # of all chains; the round holds a reference to each
     began_s: float
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> int:
+        """What the target computes: feeds and chains."""
+        return len(self.sent.feeds) + len(self.sent.chains)
 
     @property
     def number(self) -> int:

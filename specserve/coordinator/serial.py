@@ -43,6 +43,11 @@ class SerialDrafts(WorkerSource):
         return self._plan is not None
 
     @property
+    def leased(self) -> int:
+        """Slots of the plan in flight."""
+        return 0 if self._plan is None else sum(len(row.slots) for row in self._plan.rows)
+
+    @property
     def overdue_s(self) -> float | None:
         """Rounds wait for a bounded time, and its heart tells whether the worker lives."""
         return None
@@ -59,6 +64,8 @@ class SerialDrafts(WorkerSource):
         self._number += 1
         self._plan = _PlanInFlight(self._number, planned, [])
         self.link.open(planned)
+        positions = sum(row.feed + len(row.slots) for row in planned)
+        self.link.activity.sent("draft", self._number, len(planned), positions)
         self.link.send(plan_message(self._number, planned))
         return True
 
@@ -126,6 +133,7 @@ class SerialDrafts(WorkerSource):
             raise ProtocolError(f"push for plan {push.plan} names other rows than the plan")
         _check_chains(push, plan.rows)
         self._plan = None
+        self.link.activity.returned("draft", {"draft": push.busy_s})
         self.link.busy_s += push.busy_s
         returned: list[int] = []
         for row, chain, covered in zip(plan.rows, _chains(push, plan.rows), push.covered.tolist(), strict=True):
@@ -154,6 +162,7 @@ class SerialDrafts(WorkerSource):
         if plan is None or failure.batch != plan.number:
             return
         self._plan = None
+        self.link.activity.returned("draft", {})
         for row in plan.rows:
             self.link.slots.free(row.slots)
             if row.state.stage is Stage.RUNNING and row.epoch == row.state.epoch:

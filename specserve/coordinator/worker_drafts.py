@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from specserve.config import EngineConfig
+from specserve.coordinator.activity import Activity
 from specserve.coordinator.batches import CheckedRow, open_message
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import NOTHING, Chain
@@ -20,7 +21,7 @@ from specserve.errors import ChannelError
 from specserve.metrics import EngineMetrics
 from specserve.transport import Channel
 from specserve.transport.messages import Close, Failed, Message
-from specserve.types import WorkerInfo
+from specserve.types import AheadStats, WorkerInfo
 
 
 class Opened(Protocol):
@@ -44,7 +45,9 @@ class WorkerLink:
         slots: SlotPool,
         policy: DepthPolicy,
         metrics: EngineMetrics,
+        activity: Activity,
     ) -> None:
+        self.activity = activity
         self.life = life
         self.slots = slots
         self.blocks = BlockPool(info.blocks, info.block_tokens)
@@ -146,6 +149,11 @@ class WorkerSource(ABC):
 
     @property
     @abstractmethod
+    def leased(self) -> int:
+        """Slots that the worker may fill."""
+
+    @property
+    @abstractmethod
     def overdue_s(self) -> float | None:
         """The clock time from which on a worker that has not answered counts as lost; None while nothing is asked."""
 
@@ -168,6 +176,10 @@ class WorkerSource(ABC):
     @abstractmethod
     def tidy(self) -> None:
         """See `drafts.DraftSource`."""
+
+    def foreseen(self, due: int) -> AheadStats:
+        """How the last round's `due` rows stood to what was drafted ahead of it."""
+        return AheadStats(unprepared=due)
 
     @abstractmethod
     def forget(self, state: RequestState) -> None:

@@ -25,6 +25,7 @@ from specserve.errors import ChannelError, ProtocolError
 from specserve.transport import Arrived, Mailbox
 from specserve.transport.messages import Beat, Buffer, Message, pack, unpack
 from specserve.transport.peers import HEADER, MAGIC, VERSION, Peers
+from specserve.transport.traffic import Traffic
 
 _LONGEST_IPC_PATH = 100  # bytes; the kernel's limit for the path of a socket is 107
 _LARGE_FRAME = 65536  # bytes; from here on a copy costs more than keeping ZMQ's own buffer alive
@@ -46,7 +47,11 @@ class Address:
 class SocketChannel:
     """The sending end of a conversation. Made by `Endpoint.connect`; safe to close from any thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], url: str, nonce: bytes, life: int) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], url: str, nonce: bytes, life: int, peer: str, traffic: Traffic
+    ) -> None:
+        self._peer = peer
+        self._traffic = traffic
         self._nonce = nonce
         self._life = life
         self._sender = secrets.randbits(32)
@@ -62,7 +67,9 @@ class SocketChannel:
 
         Arrays of the message must not be written to afterwards: large ones are not copied.
         """
+        began = time.perf_counter()
         frames = pack(message)
+        packing_s = time.perf_counter() - began
         with self._lock:
             header = HEADER.pack(MAGIC, VERSION, self._nonce, self._life, self._sender, self._sequence)
             try:
@@ -72,6 +79,7 @@ class SocketChannel:
             except zmq.ZMQError as error:
                 raise ChannelError(f"cannot send {type(message).__name__}: {error}") from None
             self._sequence += 1
+        self._traffic.sent(self._peer, message, frames, packing_s)
 
     @property
     def closed(self) -> bool:
@@ -94,6 +102,7 @@ class Endpoint:
     def __init__(
         self, mailbox: Mailbox, *, host: str | None = None, node_id: str = "", lost_after_s: float | None = None
     ) -> None:
+        self.traffic = Traffic()
         self._mailbox = mailbox
         self._peers = Peers(mailbox)
         self._node_id = node_id
@@ -159,15 +168,18 @@ class Endpoint:
         state = self._peers.get(peer)
         return None if state is None else (state.progress, state.busy)
 
-    def connect(self, address: Address) -> SocketChannel:
-        """A channel to another endpoint. Raises ChannelError if that one is on another node and has no tcp address."""
+    def connect(self, address: Address, peer: str = "peer") -> SocketChannel:
+        """A channel to another endpoint, whose traffic is counted under the peer's name.
+
+        Raises ChannelError if that one is on another node and has no tcp address.
+        """
         url = address.ipc if address.node_id == self._node_id else address.tcp
         if url is None:
             raise ChannelError(f"the peer on node {address.node_id!r} listens on its own node only")
         with self._lock:
             if self._closed:
                 raise ChannelError("this endpoint is closed")
-            channel = SocketChannel(self._context, url, address.nonce, address.life)
+            channel = SocketChannel(self._context, url, address.nonce, address.life, peer, self.traffic)
             self._channels = [known for known in self._channels if not known.closed] + [channel]
         return channel
 
@@ -219,11 +231,13 @@ class Endpoint:
         peer = self._peers.admit(frames[0])
         if peer is None:
             return
+        began = time.perf_counter()
         try:
             message = unpack(frames[1:])
         except ProtocolError:
             self.dropped["damaged"] += 1
             return
+        self.traffic.received(peer.name, message, frames[1:], time.perf_counter() - began)
         if isinstance(message, Beat):
             peer.progress, peer.busy = message.progress, message.busy
         else:

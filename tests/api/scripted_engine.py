@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from specserve.api.app import create_app
 from specserve.config import Config
+from specserve.metrics import Ledger, Snapshot
 from specserve.sampling.grammar import Grammars
 from specserve.text import Tokenizer
 from specserve.types import Delta, FinishReason, Health, ModelCard, Request, RequestId, RequestStats
@@ -103,9 +104,19 @@ class ScriptedEngine:
         """The state that the test set."""
         return self.state
 
-    async def metrics(self) -> str:
-        """One family."""
-        return "# HELP engine_up x\n# TYPE engine_up gauge\nengine_up 1.0\n"
+    async def metrics(self, own: Snapshot) -> str:
+        """The HTTP process's own, and nothing else."""
+        ledger = Ledger()
+        ledger.take("http", own)
+        return ledger.render()
+
+    async def status(self) -> dict[str, Any]:
+        """Next to nothing."""
+        return {"model": CARD.name}
+
+    async def timeline(self) -> dict[str, Any]:
+        """No rounds."""
+        return {"traceEvents": []}
 
 
 def app_of(engine: ScriptedEngine, **server: object) -> FastAPI:

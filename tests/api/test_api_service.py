@@ -51,7 +51,7 @@ def test_metrics_holds_engine_and_http_families() -> None:
     families = list(text_string_to_metric_families(response.text))
     names = [family.name for family in families]
     assert len(names) == len(set(names))
-    assert {"engine_up", "specserve_http_requests", "specserve_http_inflight_requests"} <= set(names)
+    assert {"specserve_ingress_up", "specserve_http_requests", "specserve_http_inflight_requests"} <= set(names)
     values = {(s.name, tuple(sorted(s.labels.values()))): s.value for f in families for s in f.samples}
     assert values["specserve_http_requests_total", ("/v1/chat/completions", "200", "POST")] == 1
     assert values["specserve_unknown_params_total", ("other",)] == 1

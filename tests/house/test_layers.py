@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "specserve"
 
-GROUND = {"types", "errors", "config", "folders", "metrics", "templates", "text", "logs"}
+GROUND = {"types", "errors", "config", "folders", "metrics", "templates", "text", "logs", "timeline"}
 ROOMS = {
     "transport": set(),
     "models": set(),

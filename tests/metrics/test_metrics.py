@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specserve.config import Config, SloConfig
 from specserve.metrics import ENGINE_METRICS, HTTP_METRICS, EngineMetrics, HttpMetrics
-from specserve.types import PoolLevels, RequestStats, RoundStats
+from specserve.types import AheadStats, PoolLevels, RequestStats, RoundStats, WorkerInfo
 
 ROUND = RoundStats(
     rows=5,
@@ -24,6 +26,7 @@ ROUND = RoundStats(
     bonus=1,
     plain=1,
 )
+INFO = WorkerInfo("draft", "cpu", 10, 16, 256, 100, weights_bytes=4096, load_s=1.5)
 STATS = RequestStats(
     prompt_tokens=10,
     generated_tokens=5,
@@ -51,12 +54,16 @@ def test_every_metric_of_the_tables_is_exported_at_zero() -> None:
     """Before anything happened each family is there, and every value is 0."""
     engine, http = EngineMetrics("m", max_depth=2), HttpMetrics([("/health", "GET")])
     engine.rules({"typical": False})  # the verifier brings the names of the rules
+    engine.configured(Config(), "1.2.3")
     values = samples(engine.render() + http.render())
     for metric in (*ENGINE_METRICS, *HTTP_METRICS):
         assert any(series.startswith(metric.name) for series in values), metric.name
-    assert set(values.values()) == {0.0}
+    facts = {"specserve_build_info", "specserve_config_info"}
+    assert {value for series, value in values.items() if series.partition("{")[0] not in facts} == {0.0}
     assert "specserve_spec_decode_num_draft_tokens_per_pos_total{position=1}" in values
     assert "specserve_kv_blocks{role=draft,state=free}" in values
+    assert "specserve_worker_busy_seconds_total{phase=sampling,role=target}" in values
+    assert "specserve_worker_busy_seconds_total{phase=sampling,role=draft}" not in values
 
 
 def test_names_carry_units_and_are_unique() -> None:
@@ -67,7 +74,7 @@ def test_names_carry_units_and_are_unique() -> None:
         assert re.fullmatch(r"specserve_[a-z0-9_]+", metric.name)
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         assert (metric.kind == "histogram") == bool(metric.buckets)
-        assert metric.kind != "histogram" or metric.name.endswith("_seconds")
+        assert metric.kind != "histogram" or metric.name.endswith(("_seconds", "_tokens", "_length"))
 
 
 def test_each_series_carries_the_model_name() -> None:
@@ -87,9 +94,81 @@ def test_a_round_is_counted() -> None:
     assert values[prefix + "num_accepted_tokens_total"] == 5
     assert [values[prefix + f"num_accepted_tokens_per_pos_total{{position={k}}}"] for k in range(3)] == [3, 1, 1]
     assert [values[prefix + f"num_draft_tokens_per_pos_total{{position={k}}}"] for k in range(3)] == [4, 3, 2]
-    assert values["specserve_worker_busy_seconds_total{phase=verify}"] == pytest.approx(0.1)
     assert values["specserve_round_seconds_count"] == 1
     assert values["specserve_prefill_tokens_total"] == 7
+
+
+def test_lengths_kept_are_counted_chain_by_chain() -> None:
+    """Of four chains one kept nothing, two kept one token, and one all three."""
+    engine = EngineMetrics("m")
+    engine.round(ROUND)
+    values = samples(engine.render())
+    name = "specserve_spec_decode_accepted_length"
+    assert [values[f"{name}_bucket{{le={k}.0}}"] for k in range(4)] == [1, 3, 3, 4]
+    assert values[f"{name}_sum"] == sum(ROUND.kept_at)
+    assert values["specserve_spec_decode_draft_length"] == 9 / 4
+
+
+def test_a_gap_is_shared_by_the_tokens_that_it_brought() -> None:
+    """The step interval counts once; the latency between tokens once per token, in equal parts."""
+    engine = EngineMetrics("m")
+    engine.round(replace(ROUND, gaps=((0.4, 4), (0.1, 1))))
+    values = samples(engine.render())
+    assert values["specserve_step_interval_seconds_count"] == 2
+    assert values["specserve_inter_token_latency_seconds_count"] == 5
+    assert values["specserve_inter_token_latency_seconds_sum"] == pytest.approx(0.5)
+    assert values["specserve_inter_token_latency_seconds_bucket{le=0.08}"] == 0
+
+
+def test_what_drafting_ahead_came_to_is_counted() -> None:
+    """Hits, misses and rows without anything drafted ahead; fallbacks by reason."""
+    engine = EngineMetrics("m")
+    engine.round(replace(ROUND, ahead=AheadStats(3, 1, 2, 9), fallbacks={"draft_slow": 2}))
+    values = samples(engine.render())
+    outcomes = "specserve_spec_decode_outcomes_total"
+    assert [values[f"{outcomes}{{result={result}}}"] for result in ("hit", "miss", "none")] == [3, 1, 2]
+    assert values["specserve_spec_decode_outcomes_drafted_total"] == 9
+    assert values["specserve_spec_decode_fallback_total{reason=draft_slow}"] == 2
+
+
+def test_goodput_counts_requests_that_met_everything() -> None:
+    """One late first token spoils `all`; a request that the client gave up is not judged."""
+    engine = EngineMetrics("m", slo=SloConfig(ttft_s=0.4, tpot_s=1, e2e_s=9))
+    engine.ended("stop", STATS)
+    engine.ended("stop", replace(STATS, first_token_s=0.3))
+    engine.ended("abort", STATS)
+    values = samples(engine.render())
+    slo = {key: value for key, value in values.items() if key.startswith("specserve_request_slo_total") and value}
+    assert {key[len("specserve_request_slo_total") :]: value for key, value in slo.items()} == {
+        "{met=false,slo=ttft}": 1,
+        "{met=true,slo=ttft}": 1,
+        "{met=true,slo=tpot}": 2,
+        "{met=true,slo=e2e}": 2,
+        "{met=false,slo=all}": 1,
+        "{met=true,slo=all}": 1,
+    }
+
+
+def test_a_worker_that_comes_back_is_a_restart() -> None:
+    """The first joining is none."""
+    engine = EngineMetrics("m")
+    for up in (0, 1):
+        engine.joined("draft", INFO)
+        assert samples(engine.render())["specserve_worker_restarts_total{role=draft}"] == up
+    values = samples(engine.render())
+    assert values["specserve_model_weights_bytes{role=draft}"] == INFO.weights_bytes
+    assert values["specserve_worker_up{role=draft}"] == 1
+
+
+def test_network_counters_follow_totals() -> None:
+    """Totals are taken as they are, and a lower one changes nothing."""
+    engine = EngineMetrics("m")
+    engine.network([("to_draft", "plan", 3, 600)], {"to_draft": 0.5})
+    engine.network([("to_draft", "plan", 2, 100)], {"to_draft": 0.1})
+    values = samples(engine.render())
+    assert values["specserve_network_bytes_total{kind=plan,link=to_draft}"] == 600
+    assert values["specserve_network_messages_total{kind=plan,link=to_draft}"] == 3
+    assert values["specserve_serialization_seconds_total{link=to_draft}"] == 0.5
 
 
 def test_emitted_kinds_sum_to_the_generated_tokens() -> None:
@@ -116,7 +195,7 @@ def test_an_ended_request_is_counted() -> None:
 def test_levels_and_single_events_are_counted() -> None:
     """Free is capacity minus held; drops, waste, rejections, preemptions and worker states have their series."""
     engine = EngineMetrics("m")
-    engine.levels(PoolLevels(2, 3, 4, 10, 5, 20, 6, 30))
+    engine.levels(PoolLevels(2, 3, 4, 10, 5, 20, 6, 30, slots_drafting=1, slots_verifying=2))
     engine.dropped("stale_push", 2)
     engine.wasted("stale", 7)
     engine.rejected("queue_full")
@@ -124,7 +203,10 @@ def test_levels_and_single_events_are_counted() -> None:
     engine.worker("draft", True)
     values = samples(engine.render())
     assert values["specserve_slots{state=free}"] == 6
+    assert [values[f"specserve_slots{{state={state}}}"] for state in ("drafting", "drafted", "verifying")] == [1, 1, 2]
+    assert sum(v for k, v in values.items() if k.startswith("specserve_slots{")) == values["specserve_slots_capacity"]
     assert values["specserve_kv_blocks{role=target,state=free}"] == 15
+    assert values["specserve_kv_cache_usage_ratio{role=target}"] == 0.25
     assert values["specserve_kv_blocks{role=draft,state=held}"] == 6
     assert values["specserve_dropped_messages_total{reason=stale_push}"] == 2
     assert values["specserve_spec_decode_wasted_draft_tokens_total{reason=stale}"] == 7

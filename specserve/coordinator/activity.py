@@ -1,0 +1,105 @@
+"""What each worker is doing, moment by moment, on the coordinator's clock.
+
+A worker says how long it computed, not when: clocks of two machines differ. Its computing is placed in the middle of
+the round trip, which is right where both ways take equally long (as in NTP, RFC 5905).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from specserve.metrics import EngineMetrics
+from specserve.types import DeviceSpan, Role
+
+_OTHER: Mapping[Role, Role] = {"draft": "target", "target": "draft"}
+_KEPT_SPANS = 4096
+
+
+class Activity:
+    """Books every second of every worker as computing, or as waiting for something. Not thread-safe."""
+
+    def __init__(self, metrics: EngineMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._settled_s: dict[Role, float] = {}  # roles with a worker
+        self._sent: dict[Role, tuple[int, float, int, int]] = {}
+        self._away: set[Role] = set()
+        self._idle = True
+        self._spans: deque[DeviceSpan] = deque(maxlen=_KEPT_SPANS)
+        self._recent: dict[Role, deque[DeviceSpan]] = {"draft": deque(maxlen=16), "target": deque(maxlen=16)}
+
+    @property
+    def spans(self) -> list[DeviceSpan]:
+        """The last batches of both workers, in the order in which they were answered."""
+        return list(self._spans)
+
+    def last(self, role: Role) -> DeviceSpan | None:
+        """The batch that this worker answered last."""
+        return self._recent[role][-1] if self._recent[role] else None
+
+    def joined(self, role: Role) -> None:
+        """From now on there is a worker of this role."""
+        self.settle()
+        self._settled_s.setdefault(role, self._clock())
+        self._away.discard(role)
+
+    def left(self, role: Role) -> None:
+        """The worker is gone, with what it was computing."""
+        self.settle()
+        batch = self._sent.pop(role, None)
+        if batch is not None:
+            self._metrics.waited(role, "away", self._clock() - batch[1])
+        self._away.add(role)
+
+    def idle(self, idle: bool) -> None:
+        """Whether there is nothing to do for anybody."""
+        if idle != self._idle:
+            self.settle()
+            self._idle = idle
+
+    def sent(self, role: Role, number: int, rows: int, positions: int) -> None:
+        """A batch left for a worker: fed positions and, for the target, drafted ones too."""
+        self.settle()
+        self._sent[role] = (number, self._clock(), rows, positions)
+
+    def returned(self, role: Role, phases: Mapping[str, float]) -> None:
+        """The worker answered; it computed for so many seconds in each phase."""
+        self.settle()
+        batch = self._sent.pop(role, None)
+        if batch is None:
+            return
+        number, sent_s, rows, positions = batch
+        now = self._clock()
+        busy_s = min(sum(phases.values()), now - sent_s)
+        span = DeviceSpan(role, number, sent_s, now, busy_s, rows, positions)
+        self._metrics.computed(role, phases, max(0.0, now - sent_s - sum(phases.values())))
+        self._spans.append(span)
+        overlap_s = sum(_shared(span, other) for other in self._recent[_OTHER[role]])
+        if overlap_s > 0:
+            self._metrics.overlapped(overlap_s)
+        self._recent[role].append(span)
+
+    def settle(self) -> None:
+        """Book the time since the last change."""
+        now = self._clock()
+        for role, since_s in self._settled_s.items():
+            reason = self._reason(role)
+            if reason is not None:
+                self._metrics.waited(role, reason, now - since_s)
+            self._settled_s[role] = now
+
+    def _reason(self, role: Role) -> str | None:
+        """What the worker waits for; None while a batch is under way, which is booked when it returns."""
+        if role in self._away:
+            return "away"
+        if role in self._sent:
+            return None
+        if self._idle:
+            return "idle"
+        return "peer" if _OTHER[role] in self._sent else "coordinator"
+
+
+def _shared(one: DeviceSpan, other: DeviceSpan) -> float:
+    return max(0.0, min(one.ended_s, other.ended_s) - max(one.began_s, other.began_s))

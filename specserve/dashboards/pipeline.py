@@ -1,0 +1,144 @@
+"""Who computes when, and what everybody waits for."""
+
+from __future__ import annotations
+
+from specserve.dashboards.panels import Board, Panel, Query, Row, quantiles, rate, ratio, series, summed
+
+_TARGET_BUSY = summed("worker_busy_seconds_total", 'role="target"')
+
+_HELD = series("slots", 'state!="free"')
+
+BOARD = Board(
+    "specserve-pipeline",
+    "specserve: pipeline",
+    "Utilisation of both workers, overlap, waits, slots and steps.",
+    (
+        Row(
+            "Utilisation",
+            (
+                Panel(
+                    "Computing",
+                    "lines",
+                    "ratio",
+                    (Query(summed("worker_busy_seconds_total", by="role"), "{{role}}"),),
+                    "Share of the time that a worker computes.",
+                ),
+                Panel(
+                    "Overlap",
+                    "lines",
+                    "ratio",
+                    (Query(ratio(summed("overlap_seconds_total"), _TARGET_BUSY), "draft while the target computes"),),
+                    "Share of the target's computing time in which the draft computes as well.",
+                ),
+                Panel(
+                    "Computing by phase",
+                    "stacked",
+                    "ratio",
+                    (Query(summed("worker_busy_seconds_total", by="role, phase"), "{{role}} {{phase}}"),),
+                    "Drafting; the target's forward; its sampling and verification.",
+                ),
+                Panel(
+                    "The target's day",
+                    "stacked",
+                    "ratio",
+                    (
+                        Query(_TARGET_BUSY, "computing"),
+                        Query(summed("worker_wait_seconds_total", 'role="target"', by="reason"), "{{reason}}"),
+                    ),
+                    "Computing, or waiting: for the draft (peer), wire, coordinator; idle; away. Sums to 1.",
+                ),
+                Panel(
+                    "The draft's day",
+                    "stacked",
+                    "ratio",
+                    (
+                        Query(summed("worker_busy_seconds_total", 'role="draft"'), "computing"),
+                        Query(summed("worker_wait_seconds_total", 'role="draft"', by="reason"), "{{reason}}"),
+                    ),
+                    "The same for the draft worker; peer is the target here.",
+                ),
+                Panel(
+                    "Bubble",
+                    "lines",
+                    "ratio",
+                    (
+                        Query(
+                            summed("worker_wait_seconds_total", 'reason!~"idle|away"', by="role"),
+                            "{{role}} waits",
+                        ),
+                    ),
+                    "Time that a worker could have computed but waited: 1 − computing − idle − away.",
+                ),
+            ),
+        ),
+        Row(
+            "Steps",
+            (
+                Panel(
+                    "Round",
+                    "lines",
+                    "seconds",
+                    quantiles("round_seconds"),
+                    "From the end of one to the end of the next.",
+                ),
+                Panel("Draft step", "lines", "seconds", quantiles("draft_step_seconds"), "Computing of one plan."),
+                Panel("Verify step", "lines", "seconds", quantiles("verify_step_seconds"), "Computing of one round."),
+                Panel(
+                    "Positions in a forward",
+                    "heatmap",
+                    "tokens",
+                    (Query(f"sum by (le) ({rate('verify_batch_tokens_bucket')})", "{{le}}"),),
+                    "Feeds and chains of all rows.",
+                ),
+                Panel(
+                    "Slots",
+                    "stacked",
+                    "count",
+                    (Query(f"sum by (state) ({series('slots')})", "{{state}}"),),
+                    "Leased to a plan, drafted, under verification, free. Sums to the capacity.",
+                ),
+                Panel(
+                    "Slots in use",
+                    "lines",
+                    "ratio",
+                    (
+                        Query(
+                            ratio(f"sum ({_HELD})", f"sum ({series('slots_capacity')})"),
+                            "held",
+                        ),
+                    ),
+                    "Near 1, plans shrink.",
+                ),
+            ),
+        ),
+        Row(
+            "Workers",
+            (
+                Panel(
+                    "Restarts",
+                    "lines",
+                    "per second",
+                    (Query(summed("worker_restarts_total", by="role"), "{{role}}"),),
+                    "Workers that came back after a loss.",
+                ),
+                Panel(
+                    "Dropped messages",
+                    "stacked",
+                    "per second",
+                    (Query(summed("dropped_messages_total", by="reason"), "{{reason}}"),),
+                    "What workers sent too late to change anything.",
+                ),
+                Panel(
+                    "Fed again",
+                    "lines",
+                    "per second",
+                    (
+                        Query(summed("preemptions_total"), "preempted"),
+                        Query(summed("refills_total"), "refilled"),
+                    ),
+                    "Requests that lost their place or their state and were fed anew.",
+                ),
+            ),
+        ),
+    ),
+)

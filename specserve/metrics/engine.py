@@ -1,0 +1,304 @@
+"""What the coordinator counts."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+from specserve.config import Config, SloConfig
+from specserve.metrics.board import Board, Snapshot
+from specserve.metrics.history import History, Moment
+from specserve.metrics.table import ENGINE_METRICS
+from specserve.types import PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
+
+log = logging.getLogger(__name__)
+
+STATS_EVERY_S = 10.0
+
+
+class EngineMetrics:
+    """Every series carries `model_name`; `max_depth` positions exist from the start.
+
+    slo holds what `request_slo` is judged by. One thread records; snapshots may be taken by others.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        max_depth: int = 0,
+        slo: SloConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._board = Board(ENGINE_METRICS, {"model_name": model_name})
+        self._slo = SloConfig() if slo is None else slo
+        self._clock = clock
+        self._told_s = clock()
+        self._levels: PoolLevels | None = None
+        self.history = History(clock)
+        self._began_s = clock()
+        self._about: dict[str, Any] = {"model": model_name}
+        self.workers: dict[str, dict[str, Any]] = {}
+        for position in range(max_depth):
+            self._position(position, 0, 0)
+
+    def configured(self, config: Config, version: str) -> None:
+        """Say what runs here."""
+        self._set("specserve_build_info", 1, version, platform.python_version())
+        draft = config.draft.model.source if config.draft.speculator == "small_model" else ""
+        names = (config.target.source, draft, config.draft.speculator, config.engine.rule)
+        self._set("specserve_config_info", 1, *names, config.cluster.transport, str(config.engine.depth))
+        engine = config.engine
+        self._about.update(
+            version=version, speculator=config.draft.speculator, rule=engine.rule, depth=engine.depth, rules=[]
+        )
+
+    # ---- rounds ---------------------------------------------------------------------------------------------
+
+    def round(self, stats: RoundStats) -> None:
+        """Count one round. Its kept, correction, bonus and plain tokens are those that were committed."""
+        add = self._add
+        accepted = sum(stats.kept_at)
+        chosen = {"bonus": stats.bonus, "correction": stats.correction, "plain": stats.plain}
+        emitted = {"accepted": accepted, **chosen}
+        for kind, count in emitted.items():
+            add("specserve_spec_decode_emitted_tokens_total", count, kind)
+        tokens = sum(emitted.values())
+        add("specserve_generation_tokens_total", tokens)
+        add("specserve_prefill_tokens_total", stats.prefill_tokens)
+        self._drafts(stats, accepted)
+        self._observe("specserve_round_seconds", stats.wall_s)
+        self._observe("specserve_verify_batch_tokens", stats.positions)
+        for gap_s, count in stats.gaps:
+            self._gap(gap_s, count)
+        drafts, drafted = max(stats.drafted_at, default=0), sum(stats.drafted_at)
+        self.history.now().add(self._moment(tokens, stats.prefill_tokens, drafts, drafted, accepted))
+        self._tell()
+
+    def _drafts(self, stats: RoundStats, accepted: int) -> None:
+        add, drafts, drafted = self._add, max(stats.drafted_at, default=0), sum(stats.drafted_at)
+        add("specserve_spec_decode_num_drafts_total", drafts)
+        add("specserve_spec_decode_num_draft_tokens_total", drafted)
+        add("specserve_spec_decode_num_accepted_tokens_total", accepted)
+        for position, offered in enumerate(stats.drafted_at):
+            self._position(position, offered, stats.kept_at[position] if position < len(stats.kept_at) else 0)
+        for reason, count in stats.fallbacks.items():
+            add("specserve_spec_decode_fallback_total", count, reason)
+        ahead = stats.ahead
+        for result, count in (("hit", ahead.hits), ("miss", ahead.misses), ("none", ahead.unprepared)):
+            add("specserve_spec_decode_outcomes_total", count, result)
+        add("specserve_spec_decode_outcomes_drafted_total", ahead.outcomes)
+        if drafts:
+            self._set("specserve_spec_decode_draft_length", drafted / drafts)
+            # kept_at[j] counts the chains that kept more than j tokens
+            at_least = (drafts, *stats.kept_at, 0)
+            for length, (here, beyond) in enumerate(pairwise(at_least)):
+                self._observe("specserve_spec_decode_accepted_length", length, times=here - beyond)
+
+    def _gap(self, gap_s: float, tokens: int) -> None:
+        """A round's tokens share the gap before it, and each of them counts."""
+        self._observe("specserve_step_interval_seconds", gap_s)
+        self._observe("specserve_inter_token_latency_seconds", gap_s / tokens, times=tokens)
+
+    def _moment(self, tokens: int, prefill: int, drafts: int, drafted: int, kept: int) -> Moment:
+        moment = Moment(tokens=tokens, prefill_tokens=prefill, drafts=drafts, drafted=drafted, kept=kept)
+        levels = self._levels
+        if levels is not None:
+            moment.running, moment.waiting, moment.slots_held = levels.running, levels.waiting, levels.slots_held
+        return moment
+
+    def levels(self, levels: PoolLevels) -> None:
+        """Set the gauges of queue, slots and blocks."""
+        self._levels = levels
+        self.history.level(levels.running, levels.waiting, levels.slots_held)
+        self._set("specserve_num_requests_running", levels.running)
+        self._set("specserve_num_requests_waiting", levels.waiting)
+        drafted = levels.slots_held - levels.slots_drafting - levels.slots_verifying
+        states = {"drafting": levels.slots_drafting, "drafted": drafted, "verifying": levels.slots_verifying}
+        states["free"] = levels.slots_capacity - levels.slots_held
+        for state, count in states.items():
+            self._set("specserve_slots", count, state)
+        self._set("specserve_slots_capacity", levels.slots_capacity)
+        self._blocks("target", levels.target_blocks_held, levels.target_blocks_capacity)
+        self._blocks("draft", levels.draft_blocks_held, levels.draft_blocks_capacity)
+
+    def _blocks(self, role: Role, held: int, capacity: int) -> None:
+        self._set("specserve_kv_blocks", held, role, "held")
+        self._set("specserve_kv_blocks", capacity - held, role, "free")
+        self._set("specserve_kv_blocks_capacity", capacity, role)
+        self._set("specserve_kv_cache_usage_ratio", held / capacity if capacity else 0, role)
+
+    # ---- requests -------------------------------------------------------------------------------------------
+
+    def ended(self, reason: str, stats: RequestStats) -> None:
+        """Count a request that ended. One that never yielded a token leaves the latencies alone."""
+        self._board.listed("specserve_request_success_total", reason).inc()
+        self._add("specserve_prompt_tokens_total", stats.prompt_tokens)
+        if stats.generated_tokens == 0:
+            return
+        decode_s = stats.total_s - stats.first_token_s
+        per_token_s = decode_s / (stats.generated_tokens - 1) if stats.generated_tokens > 1 else None
+        observe = self._observe
+        observe("specserve_time_to_first_token_seconds", stats.first_token_s)
+        observe("specserve_e2e_request_latency_seconds", stats.total_s)
+        observe("specserve_request_queue_time_seconds", stats.queue_s)
+        observe("specserve_request_prefill_time_seconds", max(0.0, stats.first_token_s - stats.queue_s))
+        observe("specserve_request_decode_time_seconds", decode_s)
+        observe("specserve_request_prompt_tokens", stats.prompt_tokens)
+        observe("specserve_request_generation_tokens", stats.generated_tokens)
+        if per_token_s is not None:
+            observe("specserve_request_time_per_output_token_seconds", per_token_s)
+        if reason in ("stop", "length"):
+            self._judge(stats, per_token_s or 0.0)
+
+    def _judge(self, stats: RequestStats, per_token_s: float) -> None:
+        """Goodput counts requests that met all that was promised; what the client gave up is nobody's failure."""
+        met = {
+            "ttft": stats.first_token_s <= self._slo.ttft_s,
+            "tpot": per_token_s <= self._slo.tpot_s,
+            "e2e": stats.total_s <= self._slo.e2e_s,
+        }
+        for name, good in {**met, "all": all(met.values())}.items():
+            self._add("specserve_request_slo_total", 1, name, "true" if good else "false")
+
+    def rejected(self, reason: str) -> None:
+        """Count a request that was not admitted, under the `code` of its error."""
+        self._board.listed("specserve_requests_rejected_total", reason).inc()
+
+    def refilled(self, count: int) -> None:
+        """Count requests that the verifier could not go on with."""
+        self._add("specserve_refills_total", count)
+
+    def preempted(self) -> None:
+        """Count a request that lost its place."""
+        self._add("specserve_preemptions_total", 1)
+
+    # ---- drafts and workers ---------------------------------------------------------------------------------
+
+    def dropped(self, reason: str, count: int = 1) -> None:
+        """Count messages of workers that were too late: stale_push, late_push, failed_plan, old_life, …"""
+        self._board.listed("specserve_dropped_messages_total", reason).inc(count)
+
+    def wasted(self, reason: str, tokens: int) -> None:
+        """Count drafted tokens that came to nothing: rejected, stale, cancelled, stop, unlikely."""
+        self._board.listed("specserve_spec_decode_wasted_draft_tokens_total", reason).inc(tokens)
+
+    def worker(self, role: Role, up: bool) -> None:
+        """Say whether a worker answers."""
+        self._set("specserve_worker_up", 1 if up else 0, role)
+        self.workers.setdefault(role, {})["up"] = up
+
+    def joined(self, role: Role, info: WorkerInfo) -> None:
+        """A worker with a loaded model joined, for the first time or after a loss."""
+        if "device" in self.workers.get(role, {}):
+            self._add("specserve_worker_restarts_total", 1, role)
+        self._set("specserve_model_load_seconds", info.load_s, role)
+        self._set("specserve_model_weights_bytes", info.weights_bytes, role)
+        about = {"device": info.device, "weights_bytes": info.weights_bytes, "load_s": round(info.load_s, 3)}
+        self.workers.setdefault(role, {}).update(about, kv_blocks=info.blocks, block_tokens=info.block_tokens)
+        self.worker(role, True)
+
+    def rules(self, lossless: Mapping[str, bool]) -> None:
+        """Say which rules there are, and whether each is lossless."""
+        for rule, exact in lossless.items():
+            self._set("specserve_rule_lossless", 1 if exact else 0, rule)
+        self._about["rules"] = [{"name": rule, "lossless": exact} for rule, exact in lossless.items()]
+
+    def computed(self, role: Role, phases: Mapping[str, float], wire_s: float) -> None:
+        """A worker answered a batch: what it spent by phase, and what of the round trip it did not compute."""
+        for phase, spent_s in phases.items():
+            self._add("specserve_worker_busy_seconds_total", spent_s, role, phase)
+        busy_s = sum(phases.values())
+        self._add("specserve_worker_wait_seconds_total", wire_s, role, "wire")
+        self._observe("specserve_network_transfer_seconds", wire_s, role)
+        self._observe("specserve_draft_step_seconds" if role == "draft" else "specserve_verify_step_seconds", busy_s)
+        moment = self.history.now()
+        if role == "draft":
+            moment.draft_busy_s += busy_s
+        else:
+            moment.target_busy_s += busy_s
+
+    def waited(self, role: Role, reason: str, seconds: float) -> None:
+        """A worker did not compute for a while."""
+        self._add("specserve_worker_wait_seconds_total", seconds, role, reason)
+
+    def overlapped(self, seconds: float) -> None:
+        """Draft and target computed at once for a while."""
+        self._add("specserve_overlap_seconds_total", seconds)
+        self.history.now().overlap_s += seconds
+
+    def network(self, totals: Iterable[tuple[str, str, int, int]], packing_s: Mapping[str, float]) -> None:
+        """Bring the counters of messages up to these totals: (link, kind, messages, bytes), and seconds by link."""
+        for link, kind, messages, size in totals:
+            self._raise_to("specserve_network_messages_total", messages, link, kind)
+            self._raise_to("specserve_network_bytes_total", size, link, kind)
+        for link, spent_s in packing_s.items():
+            self._raise_to("specserve_serialization_seconds_total", spent_s, link)
+
+    # ---- what others may know -------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Every sample as it stands."""
+        return self._board.snapshot()
+
+    def render(self) -> str:
+        """Prometheus text format 0.0.4 of this process alone."""
+        return self._board.render()
+
+    def status(self) -> dict[str, Any]:
+        """What the status page shows: facts, levels, workers, and the last minutes second by second."""
+        return {
+            **self._about,
+            "uptime_s": round(self._clock() - self._began_s, 1),
+            "workers": {role: dict(about) for role, about in self.workers.items()},
+            "levels": None if self._levels is None else asdict(self._levels),
+            "history": self.history.columns(),
+        }
+
+    def _tell(self) -> None:
+        """A line about the last seconds, while there is something to tell."""
+        now = self._clock()
+        if now - self._told_s < STATS_EVERY_S or self._levels is None:
+            return
+        seconds = min(int(now - self._told_s), int(STATS_EVERY_S))
+        self._told_s = now
+        log.info("%s", stats_line(self.history.window(seconds), seconds, self._levels))
+
+    def _position(self, position: int, drafted: int, kept: int) -> None:
+        self._add("specserve_spec_decode_num_draft_tokens_per_pos_total", drafted, str(position))
+        self._add("specserve_spec_decode_num_accepted_tokens_per_pos_total", kept, str(position))
+
+    def _set(self, name: str, value: float, *values: str) -> None:
+        self._board.series(name, *values).set(value)
+
+    def _add(self, name: str, amount: float, *values: str) -> None:
+        self._board.series(name, *values).inc(amount)
+
+    def _raise_to(self, name: str, total: float, *values: str) -> None:
+        series = self._board.series(name, *values)
+        series.inc(max(0.0, total - series._value.get()))
+
+    def _observe(self, name: str, value: float, *values: str, times: int = 1) -> None:
+        series = self._board.series(name, *values)
+        for _ in range(times):
+            series.observe(value)
+
+
+def stats_line(moment: Moment, seconds: int, levels: PoolLevels) -> str:
+    """What the last seconds brought, for the log."""
+    line = (
+        f"{levels.running} running, {levels.waiting} waiting; {moment.tokens / seconds:.1f} tokens/s, "
+        f"prefill {moment.prefill_tokens / seconds:.1f}/s; "
+        f"target busy {moment.target_busy_s / seconds:.0%}, draft {moment.draft_busy_s / seconds:.0%}, "
+        f"overlap {moment.overlap_s / seconds:.0%}; slots {levels.slots_held}/{levels.slots_capacity}, "
+        f"KV {levels.target_blocks_held / max(1, levels.target_blocks_capacity):.0%}"
+    )
+    if not moment.drafted:
+        return line
+    return (
+        f"{line}; acceptance {moment.kept / moment.drafted:.0%}, {1 + moment.kept / moment.drafts:.2f} tokens per chain"
+    )
