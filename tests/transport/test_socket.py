@@ -87,6 +87,8 @@ def every_message() -> list[m.Message]:
         m.Open(1, 0, ints(1), 1, chain, (), "exact", 0, structured=Structured("choice", '["é"]')),
         m.Close(9),
         m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9)),
+        m.PlanAhead(1, rows, *[two] * 4, ints(1, 2, 3), *[two] * 5, ints(1, 1), *[two] * 4, ints(4, 5, 6), *[two] * 3),
+        m.PushAhead(3, 0, True, two, ints(-1, 0), ints(7, 8), dists(1, 1000), 0.25),
         m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, dists(2, 1000), two, two),
         m.Push(3, rows, two, two, two, two, two, two, two, flags, flags, m.Dists.none(), 0.25),
         m.Verdict(4, rows, two, two, ints(-1, 4), 0.5, 0.125),
