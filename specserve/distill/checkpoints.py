@@ -1,0 +1,44 @@
+"""A training run on disk: what it needs to go on from where it stopped, and the best student so far."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+_RUN, _BEST = "run.pt", "best.safetensors"
+
+
+def save_run(folder: Path, step: int, student: nn.Module, optimiser: torch.optim.Optimizer, best: float) -> None:
+    """Write the run's state; a reader sees the old one or the new one."""
+    partial = folder / f"{_RUN}.partial"
+    state = {"step": step, "student": student.state_dict(), "optimiser": optimiser.state_dict(), "best": best}
+    torch.save(state, partial)
+    os.replace(partial, folder / _RUN)
+
+
+def load_run(folder: Path, student: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, float]:
+    """Put the saved state into student and optimiser; the next step and the best figure. (0, 0.0) without one."""
+    path = folder / _RUN
+    if not path.is_file():
+        return 0, 0.0
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    student.load_state_dict(state["student"])
+    optimiser.load_state_dict(state["optimiser"])
+    return state["step"], state["best"]
+
+
+def save_best(folder: Path, student: nn.Module) -> None:
+    """Keep this student's weights as the best ones."""
+    partial = folder / f"{_BEST}.partial"
+    save_file({name: weight.contiguous() for name, weight in student.state_dict().items()}, partial)
+    os.replace(partial, folder / _BEST)
+
+
+def load_best(folder: Path) -> dict[str, torch.Tensor]:
+    """The best student's weights by name."""
+    return load_file(folder / _BEST)
