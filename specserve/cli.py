@@ -1,4 +1,4 @@
-"""The command line: serve, chat, check, bench. Each verb imports its room only when it runs."""
+"""The command line: serve, chat, check, distill, bench. Each verb imports its room only when it runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import yaml
 from specserve import __version__
 from specserve import config as configs
 from specserve.config import Config
+from specserve.distill import command
 from specserve.errors import ConfigError, SpecserveError
 
 _ABOUT = "Serve large language models with speculation: a draft model guesses tokens, the target checks them."
@@ -62,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     check = verbs.add_parser("check", help="say what will run where, and what cannot")
     _config_arguments(check)
     check.set_defaults(verb=_check)
+
+    distill = verbs.add_parser("distill", help=command.ABOUT)
+    command.add_arguments(distill)
+    distill.set_defaults(verb=command.run)
 
     bench = verbs.add_parser("bench", help="measure speed and acceptance, systems side by side").add_subparsers(
         required=True, metavar="BENCH"
@@ -127,7 +132,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, help="YAML file with the configuration")
     parser.add_argument("--target", help="the target model: demo, a folder, or a .gguf file (target.source)")
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
-    parser.add_argument("--speculator", help="small_model, ngram or none (draft.speculator)")
+    parser.add_argument("--speculator", help="small_model, ngram, suffix or none (draft.speculator)")
     if parser.prog.endswith(("serve", "check")):
         parser.add_argument("--depth", type=int, help="drafted tokens per request and round (engine.depth)")
     parser.add_argument(

@@ -41,4 +41,5 @@ def save_best(folder: Path, student: nn.Module) -> None:
 
 def load_best(folder: Path) -> dict[str, torch.Tensor]:
     """The best student's weights by name."""
-    return load_file(folder / _BEST)
+    found: dict[str, torch.Tensor] = load_file(folder / _BEST)
+    return found

@@ -6,11 +6,12 @@ With the hidden states the target's whole dist is one product away, so it is nei
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 
@@ -50,6 +51,23 @@ def write_shard(folder: Path, number: int, examples: Sequence[Example]) -> None:
 def shards(folder: Path) -> list[Path]:
     """The finished shards, in order."""
     return sorted(folder.glob("shard-*.safetensors"))
+
+
+def taught_tokens(path: Path) -> int:
+    """How many tokens of a shard are taught."""
+    with safe_open(path, "pt") as opened:
+        return int(opened.get_tensor("lengths").sum() - opened.get_tensor("starts").sum())
+
+
+def examples_of(paths: Iterable[Path]) -> Iterator[Example]:
+    """The examples of these shards, one shard in memory at a time."""
+    for path in paths:
+        yield from read_shard(path)
+
+
+def number_of(path: Path) -> int:
+    """The number that a shard was written under."""
+    return int(path.stem.rpartition("-")[2])
 
 
 def read_shard(path: Path) -> list[Example]:

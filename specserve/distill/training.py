@@ -8,31 +8,34 @@ part (warm-up, stable, decay: Hu et al. 2024), so that a run can be prolonged fr
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch.nn.functional import log_softmax
 from torch.nn.utils.rnn import pad_sequence
 
-from specserve.distill import checkpoints, corpus
+from specserve.distill import Progress, checkpoints, corpus
 from specserve.distill.corpus import Example
 from specserve.distill.measures import Acceptance
 from specserve.distill.students import Student
-
-Progress = Callable[[str], None]
+from specserve.errors import ConfigError
 
 _POOLED_SHARDS = 6
 _HELD_OUT_EVERY = 16
+_STAGE = "training"
 _MEASURED = 256  # held-out examples
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """steps: optimiser steps in all; batch_tokens: padded tokens in each; greedy_share of the loss's goal.
+    """steps: optimiser steps in all; batch_tokens: padded tokens in each.
 
-    Every measure_every steps a student is measured with chains of this depth, and saved. message_weight is that of a place in the user's message beside 1 for one in the answer.
+    greedy_share of the loss's goal is the target's likeliest token; message_weight is that of a place in the user's
+    message beside 1 for one in the answer. Every measure_every steps a student is measured with chains of this depth,
+    and the run is saved.
     """
 
     steps: int = 2000
@@ -61,6 +64,10 @@ class Batch:
     hidden: torch.Tensor
     weights: torch.Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        return Batch(self.tokens.to(device), self.hidden.to(device), self.weights.to(device))
+
 
 def batch_of(examples: Sequence[Example], message_weight: float) -> Batch:
     """One batch of these examples."""
@@ -78,9 +85,14 @@ def batch_of(examples: Sequence[Example], message_weight: float) -> Batch:
 
 
 def split(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Shards to learn from, and shards held out: every sixteenth, from the ninth on."""
+    """Shards to learn from, and shards held out: by their numbers, so that a growing corpus moves none.
+
+    Raises ConfigError for a corpus of fewer than three shards.
+    """
     paths = corpus.shards(folder)
-    held_out = paths[_HELD_OUT_EVERY // 2 :: _HELD_OUT_EVERY] or paths[-1:]
+    held_out = [path for path in paths if corpus.number_of(path) % _HELD_OUT_EVERY == 2]
+    if not held_out or len(paths) < 3:
+        raise ConfigError(f"{folder} holds {len(paths)} shards of examples; training needs shards 0 to 2 at least")
     return [path for path in paths if path not in held_out], held_out
 
 
@@ -108,11 +120,15 @@ def _of_like_lengths(pool: list[Example], schedule: Schedule, noise: random.Rand
 
 
 class Head:
-    """The target's head for the ids that the draft may say: frozen. weight [m, width], in the corpus's dtype."""
+    """The target's head for the ids int64 [m] that the draft may say: frozen. weight [V, width] is the whole head."""
 
-    def __init__(self, weight: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> None:
-        self.ids = ids
-        self._weight = weight[ids].detach().to(dtype)
+    def __init__(self, weight: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._weight = weight.detach()[ids.to(weight.device)].to(dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is, and where students have to be."""
+        return self._weight.device
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [..., m] of hidden [..., width]."""
@@ -121,11 +137,12 @@ class Head:
 
 def loss_of(student: Student, head: Head, batch: Batch, greedy_share: float) -> torch.Tensor:
     """The weighted mean loss of one batch."""
+    batch = batch.to(head.device)
     taught = batch.weights > 0
     with torch.no_grad():
         goal = torch.softmax(head.logits(batch.hidden[taught]), -1)
         best = goal.argmax(-1, keepdim=True)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(head.device.type, torch.bfloat16):
         hidden = student.hidden(batch.tokens, batch.hidden)[taught]
     found = log_softmax(head.logits(hidden), -1)
     soft, hard = (goal * found).sum(-1), found.gather(1, best).squeeze(1)
@@ -137,12 +154,12 @@ def loss_of(student: Student, head: Head, batch: Batch, greedy_share: float) -> 
 def evaluate(student: Student, head: Head, paths: Sequence[Path], depth: int, most: int) -> Acceptance:
     """What a chain of this depth keeps on held-out answers."""
     found = Acceptance(depth)
-    examples = [example for path in paths for example in corpus.read_shard(path)][:most]
+    examples = list(islice(corpus.examples_of(paths), most))
     examples.sort(key=lambda example: len(example.tokens))
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+    with torch.inference_mode(), torch.autocast(head.device.type, torch.bfloat16):
         for begin in range(0, len(examples), 16):
             some = examples[begin : begin + 16]
-            batch = batch_of(some, 0.0)
+            batch = batch_of(some, 0.0).to(head.device)
             hidden = student.hidden(batch.tokens, batch.hidden)
             for row, example in enumerate(some):
                 places = slice(example.answer - 1, len(example.tokens))
@@ -163,15 +180,16 @@ def train(
     """
     optimiser = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.95), weight_decay=schedule.weight_decay)
     first, best = checkpoints.load_run(run_folder, student, optimiser)
-    stream = batches(corpus_folder, schedule)
+    stream = islice(batches(corpus_folder, schedule), first, None)  # the batches that an unbroken run would see
     mean = 0.0
     for step in range(first, schedule.steps):
         loss = _step(student, head, next(stream), optimiser, schedule, step)
         mean = loss if step == first else 0.95 * mean + 0.05 * loss
+        progress.advance(_STAGE, step + 1, schedule.steps)
         if (step + 1) % schedule.measure_every and step + 1 < schedule.steps:
             continue
         found = evaluate(student, head, split(corpus_folder)[1], schedule.depth, _MEASURED)
-        progress(f"step {step + 1} of {schedule.steps}: loss {mean:.3f}; held out: {found}")
+        progress.say(f"step {step + 1} of {schedule.steps}: loss {mean:.3f}; held out: {found}")
         if found.tokens_per_round > best:
             best = found.tokens_per_round
             checkpoints.save_best(run_folder, student)
@@ -189,4 +207,4 @@ def _step(
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
     optimiser.step()
-    return float(loss)
+    return float(loss.detach())

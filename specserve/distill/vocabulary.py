@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
 from specserve.distill.corpus import Example
 
 
-def likeliest_ids(examples: Sequence[Example], vocab_size: int, wanted: int) -> torch.Tensor:
+def likeliest_ids(examples: Iterable[Example], vocab_size: int, wanted: int) -> torch.Tensor:
     """The ids met most often in taught text, int64 [min(wanted, vocab_size)], ascending; among equals the lower ones.
 
     Byte-pair vocabularies are numbered by how early, so how often, a pair was merged.
@@ -20,7 +20,7 @@ def likeliest_ids(examples: Sequence[Example], vocab_size: int, wanted: int) -> 
     return counts.argsort(descending=True, stable=True)[:wanted].sort().values
 
 
-def covered(examples: Sequence[Example], ids: torch.Tensor, vocab_size: int) -> float:
+def covered(examples: Iterable[Example], ids: torch.Tensor, vocab_size: int) -> float:
     """The share of answer tokens that are among these ids."""
     known = torch.zeros(vocab_size, dtype=torch.bool)
     known[ids] = True

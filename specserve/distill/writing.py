@@ -18,6 +18,7 @@ import torch
 from specserve.config import ModelConfig
 from specserve.distill.corpus import Example
 from specserve.distill.openings import opening
+from specserve.errors import ConfigError
 from specserve.models import _attention, loading
 
 TEMPERATURES = (0.0, 0.0, 0.0, 0.0, 0.6, 0.8, 1.0)  # an answer's is one of these
@@ -44,10 +45,10 @@ class Turn:
 
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         mark = "\u2603"
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
-        )
-        before, after = text.split(mark)
+        if not tokenizer.chat_template:
+            raise ConfigError(f"{folder} has no chat template, so it cannot write chats; give a file of text instead")
+        chat = [{"role": "user", "content": mark}]
+        before, after = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False).split(mark)
         head, tail = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
         return Turn(head, tail, frozenset({tokenizer.eos_token_id}))
 
@@ -67,14 +68,14 @@ class _Row:
 class Writer:
     """Writes examples without end, the same ones for the same seed, target and number of rows."""
 
-    def __init__(self, folder: Path, *, rows: int, seed: int, dtype: str = "bfloat16") -> None:
-        config = ModelConfig(source=str(folder), device="cpu", dtype=dtype)
+    def __init__(self, folder: Path, *, rows: int, seed: int, device: str = "auto") -> None:
+        config = ModelConfig(source=str(folder), device=device, dtype="bfloat16")
         self._model = loading.load_model(folder, config, attention=_attention.NAME)
         self._turn = Turn.of(folder)
         self._tokenize = _tokenizer(folder)
         self._noise = random.Random(seed)
         self._torch_noise = torch.Generator().manual_seed(seed)
-        self._store = _OnePerRow(rows, self._model.dtype)
+        self._store = _OnePerRow(rows, self._model.dtype, self._model.device)
         self._rows = [self._new_row(whole=True) for _ in range(rows)]
 
     @torch.inference_mode()
@@ -107,11 +108,13 @@ class Writer:
         """Feed each row's last token: logits float32 [rows, V] and hidden [rows, width]."""
         positions = torch.tensor([len(row.tokens) - 1 for row in self._rows])
         tokens = torch.tensor([row.tokens[-1] for row in self._rows])
+        device = self._model.device
+        tokens, positions = tokens.to(device), positions.to(device)
         self._store.at(positions)
         hidden = self._model.model(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=self._store
         ).last_hidden_state[0]
-        return self._model.lm_head(hidden).float(), hidden
+        return self._model.lm_head(hidden).float().cpu(), hidden.cpu()
 
     def _draw(self, logits: torch.Tensor) -> list[int]:
         greedy = logits.argmax(-1)
@@ -143,20 +146,20 @@ class _OnePerRow:
     multiplies in a batch unless that is contiguous, and a step looks at no more pieces than it must.
     """
 
-    def __init__(self, rows: int, dtype: torch.dtype) -> None:
-        self._rows = torch.arange(rows)
+    def __init__(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._kept: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._pieces = 0
-        self._piece = self._place = self._rows
+        self._piece = self._place = torch.zeros(rows, dtype=torch.int64, device=device)
         self._mask = torch.empty(0)
 
     def at(self, positions: torch.Tensor) -> None:
         """The next step writes at these positions, one in each row."""
         self._pieces = int(positions.max()) // _PIECE + 1
         self._piece, self._place = positions // _PIECE, positions % _PIECE
-        hidden = torch.arange(self._pieces * _PIECE) > positions[:, None]
-        self._mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))[:, None]
+        hidden = torch.arange(self._pieces * _PIECE, device=positions.device) > positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=positions.device)
+        self._mask = mask.masked_fill_(hidden, float("-inf"))[:, None]
 
     def attend(
         self,
@@ -169,14 +172,18 @@ class _OnePerRow:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """See `KeyValueStore.attend`; explicit products, as torch's fused ones are three times slower in bfloat16."""
-        del window, softcap
+        """See `KeyValueStore.attend`; explicit products, as torch's fused ones are three times slower in bfloat16.
+
+        Raises ConfigError for what is not done here.
+        """
+        if softcap is not None or (window is not None and window < self._pieces * _PIECE):
+            raise ConfigError("a target with capped scores or short windows cannot write its own corpus; give a file")
         pieces = self._written(layer, key, value)
         rows, heads, dim = query.shape
         grouped = query.view(rows * key.shape[1], -1, dim)
         scores = torch.cat([torch.bmm(grouped, keys.transpose(1, 2)) for keys, _ in pieces], -1)
         masked = scores.view(rows, heads, -1) * (scaling or dim**-0.5) + self._mask
-        weights = torch.softmax(masked, -1).view(scores.shape).split(_PIECE, -1)
+        weights = torch.split(torch.softmax(masked, -1).view(scores.shape), _PIECE, -1)
         attended = sum(torch.bmm(weight, values) for weight, (_, values) in zip(weights, pieces, strict=True))
         return torch.as_tensor(attended).reshape(rows, heads, -1)
 
@@ -185,7 +192,7 @@ class _OnePerRow:
         pieces = self._kept.setdefault(layer, [])
         while len(pieces) < self._pieces:
             pieces.append((_empty(key), _empty(value)))
-        for number in self._piece.unique().tolist():
+        for number in torch.unique(self._piece).tolist():
             here = (self._piece == number).nonzero().squeeze(1)
             for kept, new in zip(pieces[number], (key, value), strict=True):
                 kept.view(len(new), -1, *kept.shape[1:])[here, :, self._place[here]] = new[here]

@@ -74,5 +74,6 @@ def test_only_the_cluster_room_knows_ray_and_light_rooms_know_no_torch(path):
 
 
 def test_model_free_speculators_import_no_torch():
-    """ngram lives in the coordinator's process."""
-    assert "torch" not in {name.split(".")[0] for name in imports(PACKAGE / "drafting" / "ngram.py")}
+    """They live in the coordinator's process."""
+    for name in ("ngram", "suffix"):
+        assert "torch" not in {found.split(".")[0] for found in imports(PACKAGE / "drafting" / f"{name}.py")}
