@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     _acceptance_arguments(
         bench.add_parser("acceptance", help="drafted tokens that each rule keeps on a pair of models")
     )
+    _speculators_arguments(bench.add_parser("speculators", help="drafted tokens that each speculator keeps, by kind"))
     ties = bench.add_parser("ties", help="how often the shape of a batch alone flips a choice of the target")
     _config_arguments(ties)
     ties.add_argument("--positions", type=int, default=400, help="positions to compare; default: 400")
@@ -115,6 +116,21 @@ def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
     acceptance.add_argument("--max-tokens", type=int, default=48, help="tokens per answer, exactly; default: 48")
     acceptance.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     acceptance.set_defaults(verb=_acceptance)
+
+
+def _speculators_arguments(speculators: argparse.ArgumentParser) -> None:
+    from specserve.bench.held_out import PROMPTS
+
+    _config_arguments(speculators)
+    known = ("small_model", "ngram", "suffix")
+    speculators.add_argument("--speculators", type=_names, default=known, help=f"default: {','.join(known)}")
+    speculators.add_argument("--kinds", type=_names, default=tuple(PROMPTS), help=f"default: {','.join(PROMPTS)}")
+    speculators.add_argument("--temperature", type=_floats, default=(0.0, 1.0), help="temperatures; default: 0,1")
+    speculators.add_argument("--depth", type=int, default=4, help="drafted tokens per round; default: 4")
+    speculators.add_argument("--prompts", type=int, default=12, help="prompts of each kind, at most; default: 12")
+    speculators.add_argument("--max-tokens", type=int, default=96, help="tokens per answer, at most; default: 96")
+    speculators.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    speculators.set_defaults(verb=_speculators)
 
 
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:
@@ -272,6 +288,21 @@ def _acceptance(arguments: argparse.Namespace) -> int:
     options = Options(arguments.rules, arguments.temperature, arguments.depth, arguments.prompts, arguments.max_tokens)
     rows = measure(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
     show(f"{config.served_name}: depth {options.depth}, {options.prompts} prompts × {options.max_tokens} tokens", rows)
+    if arguments.json is not None:
+        settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
+        write_json(arguments.json, settings, rows)
+    return 0
+
+
+def _speculators(arguments: argparse.Namespace) -> int:
+    from specserve.bench.report import show, write_json
+    from specserve.bench.speculators import Options, measure
+
+    config = _runnable(arguments)
+    names = ("speculators", "kinds", "temperature", "depth", "prompts", "max_tokens")
+    options = Options(*(getattr(arguments, name) for name in names))
+    rows = measure(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show(f"{config.served_name}: depth {options.depth}, at most {options.max_tokens} tokens per answer", rows)
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
         write_json(arguments.json, settings, rows)

@@ -21,9 +21,10 @@ from specserve.distill.corpus import Example
 from specserve.distill.students import SmallStudent
 from specserve.distill.training import Head, Schedule
 from specserve.errors import ConfigError
-from specserve.models import _trained_draft, loading
+from specserve.models import loading, trained_draft
 
-_EXAMPLES_PER_SHARD = 128
+_SHARD_TOKENS = 32_768
+_FEWEST_SHARDS = 4
 _FITTED_ON = 300  # examples for the readout's closed form
 _IDS = "ids.safetensors"
 
@@ -47,6 +48,11 @@ class Options:
     device: str = "auto"
     seed: int = 11
     schedule: Schedule = field(default_factory=Schedule)
+
+    @property
+    def shard_tokens(self) -> int:
+        """Tokens in one shard of the corpus; a small corpus has a few shards, too."""
+        return min(_SHARD_TOKENS, self.tokens // _FEWEST_SHARDS)
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot be run."""
@@ -81,15 +87,14 @@ def fill(texts: Path, target_folder: Path, options: Options, progress: Progress)
     have = sum(corpus.taught_tokens(path) for path in paths)
     if have >= options.tokens or (options.data is not None and paths):
         return
-    some: list[Example] = []
-    number = len(paths)
+    number, some, size = len(paths), list[Example](), 0
     for example in _source(target_folder, options, number):
         some.append(example)
-        have += len(example.tokens) - example.start
-        progress.advance("writing text", min(have, options.tokens), options.tokens)
-        if len(some) == _EXAMPLES_PER_SHARD or have >= options.tokens:
+        size += len(example.tokens) - example.start
+        progress.advance("writing text", min(have + size, options.tokens), options.tokens)
+        if size >= options.shard_tokens or have + size >= options.tokens:
             corpus.write_shard(texts, number, some)
-            some, number = [], number + 1
+            number, some, have, size = number + 1, [], have + size, 0
         if have >= options.tokens:
             return
     if some:
@@ -121,10 +126,10 @@ def _chosen_ids(
 
 def _export(options: Options, run: Path, target: Any, ids: torch.Tensor) -> None:
     best = {name: weight.bfloat16() for name, weight in checkpoints.load_best(run).items()}
-    description = _trained_draft.Description(
+    description = trained_draft.Description(
         target=options.target,
         layers=options.layers,
-        fingerprint=_trained_draft.fingerprint(target.model.embed_tokens.weight),
+        fingerprint=trained_draft.fingerprint(target.model.embed_tokens.weight),
         notes=f"specserve distill, seed {options.seed}",
     )
-    _trained_draft.write(options.out, description, best | {"ids": ids.int()})
+    trained_draft.write(options.out, description, best | {"ids": ids.int()})

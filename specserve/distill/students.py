@@ -11,7 +11,7 @@ from torch import nn
 
 from specserve.distill.corpus import Example
 from specserve.errors import ConfigError
-from specserve.models import _trained_draft
+from specserve.models import trained_draft
 
 _RIDGE = 3e-3  # of the mean diagonal of the Gram matrix
 
@@ -44,7 +44,7 @@ class SmallStudent(Student):
         known = len(target.model.layers)
         if not layers or not all(0 <= layer < known for layer in layers):
             raise ConfigError(f"layers {list(layers)} are not all among the target's {known}, which count from 0")
-        config = _trained_draft.shortened(target.config, layers)
+        config = trained_draft.shortened(target.config, layers)
         body = type(target.model)(config).to(target.dtype)
         for place, layer in zip(body.layers, layers, strict=True):
             place.load_state_dict(target.model.layers[layer].state_dict())

@@ -92,7 +92,10 @@ def split(folder: Path) -> tuple[list[Path], list[Path]]:
     paths = corpus.shards(folder)
     held_out = [path for path in paths if corpus.number_of(path) % _HELD_OUT_EVERY == 2]
     if not held_out or len(paths) < 3:
-        raise ConfigError(f"{folder} holds {len(paths)} shards of examples; training needs shards 0 to 2 at least")
+        raise ConfigError(
+            f"{folder} holds {len(paths)} shards of examples, and training needs 3, one of them held out: "
+            f"give more text, or a smaller --tokens, which makes shards smaller"
+        )
     return [path for path in paths if path not in held_out], held_out
 
 

@@ -48,10 +48,10 @@ def prepare(config: ModelConfig, progress: Progress, *, role: Role = "target") -
         from specserve.models._gguf import converted
 
         return converted(path, progress)
-    from specserve.models import _trained_draft
+    from specserve.models import trained_draft
 
-    if _trained_draft.is_trained_draft(path):
-        return _trained_draft.completed(path, progress)
+    if trained_draft.is_trained_draft(path):
+        return trained_draft.completed(path, progress)
     check_folder(path, config)
     return path
 

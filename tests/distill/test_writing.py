@@ -15,7 +15,7 @@ from specserve.distill import corpus, reading, writing
 from specserve.errors import ConfigError
 from specserve.models import loading
 
-EXAMPLES = 24
+EXAMPLES = 14
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,10 @@ def test_every_text_is_one_chat_with_an_answer(written, target):
 
 def test_the_same_seed_writes_the_same_texts(target, written):
     """Texts repeat with the seed and differ without it."""
-    again = islice(writing.Writer(target, rows=5, seed=7, device="cpu").examples(), 6)
-    other = islice(writing.Writer(target, rows=5, seed=8, device="cpu").examples(), 6)
-    assert [one.tokens.tolist() for one in again] == [one.tokens.tolist() for one in written[:6]]
-    assert [one.tokens.tolist() for one in other] != [one.tokens.tolist() for one in written[:6]]
+    again = islice(writing.Writer(target, rows=5, seed=7, device="cpu").examples(), 3)
+    other = islice(writing.Writer(target, rows=5, seed=8, device="cpu").examples(), 3)
+    assert [one.tokens.tolist() for one in again] == [one.tokens.tolist() for one in written[:3]]
+    assert [one.tokens.tolist() for one in other] != [one.tokens.tolist() for one in written[:3]]
 
 
 def test_tokens_are_drawn_from_the_dist():
