@@ -14,6 +14,7 @@ ROOMS = {
     "transport": set(),
     "models": set(),
     "demo": {"models"},
+    "distill": {"models"},
     "sampling": {"transport"},
     "verification": {"transport", "sampling", "models"},
     "drafting": {"transport", "sampling", "models"},
