@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+from specserve.errors import ConfigError
 
 _RUN, _BEST = "run.pt", "best.safetensors"
 
@@ -21,14 +24,26 @@ def save_run(folder: Path, step: int, student: nn.Module, optimiser: torch.optim
     os.replace(partial, folder / _RUN)
 
 
+def has_run(folder: Path) -> bool:
+    """Whether there is a run to go on with."""
+    return (folder / _RUN).is_file()
+
+
 def load_run(folder: Path, student: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, float]:
-    """Put the saved state into student and optimiser; the next step and the best figure. (0, 0.0) without one."""
-    path = folder / _RUN
-    if not path.is_file():
-        return 0, 0.0
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    student.load_state_dict(state["student"])
-    optimiser.load_state_dict(state["optimiser"])
+    """Put the saved state into student and optimiser; the next step and the best figure. (0, -∞) without one.
+
+    Raises ConfigError for the state of another student.
+    """
+    if not has_run(folder):
+        return 0, -math.inf
+    state: dict[str, Any] = torch.load(folder / _RUN, weights_only=True)
+    try:
+        student.load_state_dict(state["student"])
+        optimiser.load_state_dict(state["optimiser"])
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the run in {folder} has another student than this one; use another folder: {error}"
+        ) from None
     return state["step"], state["best"]
 
 

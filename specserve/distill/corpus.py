@@ -59,6 +59,12 @@ def taught_tokens(path: Path) -> int:
         return int(opened.get_tensor("lengths").sum() - opened.get_tensor("starts").sum())
 
 
+def example_count(path: Path) -> int:
+    """How many examples a shard holds."""
+    with safe_open(path, "pt") as opened:
+        return len(opened.get_tensor("lengths"))
+
+
 def examples_of(paths: Iterable[Path]) -> Iterator[Example]:
     """The examples of these shards, one shard in memory at a time."""
     for path in paths:

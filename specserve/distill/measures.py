@@ -37,6 +37,11 @@ class Acceptance:
         """Σ min(target, draft), averaged: the chance that a token drawn at temperature 1 is kept."""
         return self._overlap / max(1, self._places)
 
+    @property
+    def merit(self) -> float:
+        """What students are chosen by: tokens per round where there are greedy answers, else the overlap."""
+        return self.tokens_per_round if self._rounds else self.overlap
+
     def __str__(self) -> str:
         shares = " ".join(f"{k / max(1, n):.3f}" for k, n in zip(self.kept_at, self.offered_at, strict=True))
         return f"{self.tokens_per_round:.3f} tokens per round at T=0, kept by place {shares}; T=1 {self.overlap:.3f}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _READ_AS = 1.0  # the temperature that counts for text which the target did not 
 
 
 class Reader:
-    """Examples of the documents in a file, in order."""
+    """Examples of the documents in a file, in order. Raises ConfigError for a file that holds something else."""
 
     def __init__(self, target: Path, file: Path, *, device: str = "auto") -> None:
         from transformers import AutoTokenizer
@@ -34,16 +35,20 @@ class Reader:
         self._model = loading.load_model(target, ModelConfig(source=str(target), device=device, dtype="bfloat16"))
 
     @torch.inference_mode()
-    def examples(self) -> Iterator[Example]:
-        """One example for each window of each document. Raises ConfigError for a line that is no document."""
+    def examples(self, skipped: int = 0) -> Iterator[Example]:
+        """One example for each window of each document, but for the first ones."""
+        for ids, answer in islice(self._windows(), skipped, None):
+            tokens = torch.tensor(ids)
+            hidden = self._model.model(input_ids=tokens[None].to(self._model.device), use_cache=False)[0][0]
+            yield Example(tokens, hidden.cpu(), 1, answer, _READ_AS)
+
+    def _windows(self) -> Iterator[tuple[list[int], int]]:
+        """Token ids of each window, two at least, and where the answer begins in it."""
         for document in self._documents:
             ids, answer = self._tokens(document)
             for begin in range(0, len(ids) - 1, WINDOW):
-                tokens = torch.tensor(ids[begin : begin + WINDOW])
-                if len(tokens) > 1:
-                    hidden = self._model.model(input_ids=tokens[None].to(self._model.device), use_cache=False)[0][0]
-                    place = min(max(answer - begin, 1), len(tokens))
-                    yield Example(tokens, hidden.cpu(), 1, place, _READ_AS)
+                window = ids[begin : begin + WINDOW]
+                yield window, min(max(answer - begin, 1), len(window))
 
     def _tokens(self, document: str | list[dict[str, str]]) -> tuple[list[int], int]:
         """Token ids of a document, and where its answer begins."""

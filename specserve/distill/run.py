@@ -6,7 +6,7 @@ the tokens asked for, training goes on from its last saved step, and the draft i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -74,21 +74,24 @@ def distill(options: Options, progress: Progress) -> Path:
     fill(texts, target_folder, options, progress)
     target = loading.load_model(target_folder, ModelConfig(source=str(target_folder), device=options.device))
     student = SmallStudent(target, options.layers)
-    ids = _chosen_ids(texts, run, student, target.config.vocab_size, options.ids, progress)
+    ids = _chosen_ids(texts, run, target.config.vocab_size, options.ids, progress)
+    if not checkpoints.has_run(run):
+        progress.say("fitting the readout")
+        student.fit_readout(islice(corpus.examples_of(training.split(texts)[0]), _FITTED_ON))
     training.train(student, Head(target.lm_head.weight, ids), texts, run, options.schedule, progress)
     _export(options, run, target, ids)
-    progress.say(f"the draft is in {options.out}; try it with `specserve bench acceptance --draft {options.out}`")
+    progress.say(f"the draft is in {options.out}; try it with `specserve bench speculators --draft {options.out}`")
     return options.out
 
 
 def fill(texts: Path, target_folder: Path, options: Options, progress: Progress) -> None:
-    """Add shards until the corpus has its tokens. A file that has fewer is taken whole, once."""
+    """Add shards until the corpus has its tokens, or holds the whole of a file that has fewer."""
     paths = corpus.shards(texts)
     have = sum(corpus.taught_tokens(path) for path in paths)
-    if have >= options.tokens or (options.data is not None and paths):
+    if have >= options.tokens:
         return
     number, some, size = len(paths), list[Example](), 0
-    for example in _source(target_folder, options, number):
+    for example in _source(target_folder, options, paths):
         some.append(example)
         size += len(example.tokens) - example.start
         progress.advance("writing text", min(have + size, options.tokens), options.tokens)
@@ -101,25 +104,23 @@ def fill(texts: Path, target_folder: Path, options: Options, progress: Progress)
         corpus.write_shard(texts, number, some)
 
 
-def _source(target_folder: Path, options: Options, shards: int) -> Iterator[Example]:
-    """What a corpus of so many shards goes on with. A writer that is called again begins other texts."""
+def _source(target_folder: Path, options: Options, paths: Sequence[Path]) -> Iterator[Example]:
+    """What a corpus of these shards goes on with. A writer that is called again begins other texts."""
     if options.data is not None:
-        return reading.Reader(target_folder, options.data, device=options.device).examples()
-    seed = options.seed + 1000 * shards
+        known = sum(corpus.example_count(path) for path in paths)
+        return reading.Reader(target_folder, options.data, device=options.device).examples(known)
+    seed = options.seed + 1000 * len(paths)
     return writing.Writer(target_folder, rows=options.rows, seed=seed, device=options.device).examples()
 
 
-def _chosen_ids(
-    texts: Path, run: Path, student: SmallStudent, vocab_size: int, wanted: int, progress: Progress
-) -> torch.Tensor:
-    """The draft's vocabulary of this run; where the run is new, the readout is fitted as well."""
+def _chosen_ids(texts: Path, run: Path, vocab_size: int, wanted: int, progress: Progress) -> torch.Tensor:
+    """The draft's vocabulary, int64 [m], chosen when the run begins."""
     if not (run / _IDS).is_file():
         learn, held_out = training.split(texts)
         ids = vocabulary.likeliest_ids(corpus.examples_of(learn), vocab_size, wanted)
         share = vocabulary.covered(corpus.examples_of(held_out), ids, vocab_size)
         progress.say(f"the draft says {len(ids)} of {vocab_size} ids: {share:.1%} of the tokens in held-out answers")
         save_file({"ids": ids}, run / _IDS)
-        student.fit_readout(islice(corpus.examples_of(learn), _FITTED_ON))
     found: torch.Tensor = load_file(run / _IDS)["ids"]
     return found
 

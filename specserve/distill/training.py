@@ -177,7 +177,7 @@ def evaluate(student: Student, head: Head, paths: Sequence[Path], depth: int, mo
 def train(
     student: Student, head: Head, corpus_folder: Path, run_folder: Path, schedule: Schedule, progress: Progress
 ) -> float:
-    """Train up to the schedule's last step, going on from the run folder where it has a run. Returns the best measure.
+    """Train up to the schedule's last step, going on from the run folder where it has a run. Returns the best merit.
 
     Every `measure_every` steps the student is measured on held-out answers, the run saved, and the best student kept.
     """
@@ -193,8 +193,8 @@ def train(
             continue
         found = evaluate(student, head, split(corpus_folder)[1], schedule.depth, _MEASURED)
         progress.say(f"step {step + 1} of {schedule.steps}: loss {mean:.3f}; held out: {found}")
-        if found.tokens_per_round > best:
-            best = found.tokens_per_round
+        if found.merit > best:
+            best = found.merit
             checkpoints.save_best(run_folder, student)
         checkpoints.save_run(run_folder, step + 1, student, optimiser, best)
     return best

@@ -51,6 +51,7 @@ def write(folder: Path, description: Description, weights: Mapping[str, torch.Te
     """Write `layers.…`, `norm.…`, `readout.weight` [width, width] and `ids` int [m] of a trained small model."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / WEIGHTS)
+    (folder / WEIGHTS).chmod(0o644)  # it is written for its owner only
     (folder / DESCRIPTION).write_text(json.dumps(asdict(description), indent=2) + "\n", encoding="utf-8")
 
 

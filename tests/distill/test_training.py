@@ -202,6 +202,30 @@ def test_calling_again_does_nothing_twice(distilled, options):
     assert {path: path.stat().st_mtime_ns for path in corpus.shards(options.work / "corpus")} == before
 
 
+def test_a_run_of_another_student_is_not_gone_on_with(distilled, options):
+    """Other layers need another working folder."""
+    with pytest.raises(ConfigError, match="another student"):
+        distill(replace(options, layers=(0, 1, 2)), Listener())
+
+
+def test_a_file_is_read_once_and_makes_a_draft(target_folder, tmp_path):
+    """A file with fewer tokens than asked for is taken whole; a second call reads nothing twice."""
+    file = tmp_path / "some.txt"
+    file.write_text("\n\n".join(f"the dog and the cat number {n} went to the sea " * 20 for n in range(12)))
+    wanted = Options(
+        str(target_folder), tmp_path / "draft", tmp_path / "work", data=file, tokens=4000, layers=(1,), ids=64
+    )
+    wanted = replace(wanted, device="cpu", schedule=replace(SCHEDULE, steps=2, measure_every=1))
+    distill(wanted, Listener())
+    found = [one.tokens.tolist() for one in corpus.examples_of(corpus.shards(tmp_path / "work" / "corpus"))]
+    listener = Listener()
+    distill(replace(wanted, tokens=10**6), listener)
+    more = [one.tokens.tolist() for one in corpus.examples_of(corpus.shards(tmp_path / "work" / "corpus"))]
+    assert more[: len(found)] == found
+    assert len(more) == len({tuple(one) for one in more})
+    assert trained_draft.is_trained_draft(tmp_path / "draft")
+
+
 def test_held_out_shards_stay_held_out_as_the_corpus_grows(tmp_path):
     """Every sixteenth number, from 2 on; and a corpus without one is refused."""
     for number in range(19):

@@ -122,6 +122,9 @@ def test_files_of_text_and_of_chats(tmp_path, target, model):
         truth = model.model(input_ids=chat.tokens[None], use_cache=False).last_hidden_state[0]
     torch.testing.assert_close(chat.hidden.float(), truth.float(), atol=0.12, rtol=0.05)
     assert 1 < chat.answer < len(chat.tokens)
+    assert [one.tokens.tolist() for one in reading.Reader(target, chats, device="cpu").examples(2)] == [
+        one.tokens.tolist() for one in mixed[2:]
+    ]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"prompt": "a"}', '{"messages": [1, 2]}'])
