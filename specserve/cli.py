@@ -1,4 +1,4 @@
-"""The command line: serve, chat, check, bench. Each verb imports its room only when it runs."""
+"""The command line: serve, chat, check, distill, bench. Each verb imports its room only when it runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import yaml
 from specserve import __version__
 from specserve import config as configs
 from specserve.config import Config
+from specserve.distill import command
 from specserve.errors import ConfigError, SpecserveError
 
 _ABOUT = "Serve large language models with speculation: a draft model guesses tokens, the target checks them."
@@ -75,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     boards.add_argument("--out", type=Path, default=Path(), help="folder to write below; default: the current one")
     boards.set_defaults(verb=_dashboards)
 
+    distill = verbs.add_parser("distill", help=command.ABOUT)
+    command.add_arguments(distill)
+    distill.set_defaults(verb=command.run)
+
     bench = verbs.add_parser("bench", help="measure speed and acceptance, systems side by side").add_subparsers(
         required=True, metavar="BENCH"
     )
@@ -89,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     ties.add_argument("--positions", type=int, default=400, help="positions to compare; default: 400")
     ties.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     ties.set_defaults(verb=_ties)
+    _speculators_arguments(bench.add_parser("speculators", help="drafted tokens that each speculator keeps, by kind"))
     _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
     _load_arguments(bench.add_parser("load", help="what clients see under load, and what the HTTP side costs"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
@@ -163,6 +169,21 @@ def _load_arguments(load: argparse.ArgumentParser) -> None:
     load.set_defaults(verb=_load)
 
 
+def _speculators_arguments(speculators: argparse.ArgumentParser) -> None:
+    from specserve.bench.held_out import PROMPTS
+
+    _config_arguments(speculators)
+    known = ("small_model", "ngram", "suffix")
+    speculators.add_argument("--speculators", type=_names, default=known, help=f"default: {','.join(known)}")
+    speculators.add_argument("--kinds", type=_names, default=tuple(PROMPTS), help=f"default: {','.join(PROMPTS)}")
+    speculators.add_argument("--temperature", type=_floats, default=(0.0, 1.0), help="temperatures; default: 0,1")
+    speculators.add_argument("--depth", type=int, default=4, help="drafted tokens per round; default: 4")
+    speculators.add_argument("--prompts", type=int, default=12, help="prompts of each kind, at most; default: 12")
+    speculators.add_argument("--max-tokens", type=int, default=96, help="tokens per answer, at most; default: 96")
+    speculators.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    speculators.set_defaults(verb=_speculators)
+
+
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:
     rules.add_argument("--batch", type=_numbers, default=(1, 8, 64), help="rows; default: 1,8,64")
     rules.add_argument("--depth", type=_numbers, default=(1, 4, 8), help="drafted tokens per row; default: 1,4,8")
@@ -203,7 +224,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", help="the target model: demo, emulated, a folder, or a .gguf file (target.source)")
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
-    parser.add_argument("--speculator", help="small_model, ngram or none (draft.speculator)")
+    parser.add_argument("--speculator", help="small_model, ngram, suffix or none (draft.speculator)")
     if parser.prog.endswith(("serve", "check")):
         parser.add_argument("--depth", type=int, help="drafted tokens per request and round (engine.depth)")
     parser.add_argument(
@@ -365,6 +386,21 @@ def _acceptance(arguments: argparse.Namespace) -> int:
     options = Options(arguments.rules, arguments.temperature, arguments.depth, arguments.prompts, arguments.max_tokens)
     rows = measure(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
     show(f"{config.served_name}: depth {options.depth}, {options.prompts} prompts × {options.max_tokens} tokens", rows)
+    if arguments.json is not None:
+        settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
+        write_json(arguments.json, settings, rows)
+    return 0
+
+
+def _speculators(arguments: argparse.Namespace) -> int:
+    from specserve.bench.report import show, write_json
+    from specserve.bench.speculators import Options, measure
+
+    config = _runnable(arguments)
+    names = ("speculators", "kinds", "temperature", "depth", "prompts", "max_tokens")
+    options = Options(*(getattr(arguments, name) for name in names))
+    rows = measure(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    show(f"{config.served_name}: depth {options.depth}, at most {options.max_tokens} tokens per answer", rows)
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
         write_json(arguments.json, settings, rows)

@@ -65,7 +65,7 @@ class DraftConfig(Section):
     dist: Literal["sparse", "dense"] = "sparse"
     top_k: int = Field(64, ge=1, le=4096, description="support of a sparse draft dist")
     ngram_max: int = Field(3, ge=1, le=32, description="ngram: longest suffix looked up")
-    ngram_min: int = Field(1, ge=1, le=32, description="ngram: shortest suffix looked up")
+    ngram_min: int = Field(1, ge=1, le=32, description="ngram, suffix: shortest suffix looked up")
 
     @model_validator(mode="after")
     def _ngram_range(self) -> DraftConfig:

@@ -71,7 +71,7 @@ def test_an_unknown_speculator_is_refused_before_the_model_is_looked_for(capsys,
     status, _, err = said(capsys, *arguments, "--target", "/no/model")
     assert status == 1
     assert "no speculator called" in err
-    assert "ngram, prediction, small_model" in err
+    assert "ngram, prediction, small_model, suffix" in err
 
 
 @pytest.mark.parametrize("bench", [["compare"], ["acceptance"], ["ties"]])

@@ -1,13 +1,16 @@
 """A target and a draft that need no download: what `source: demo` means.
 
-The target is SmolLM2-135M-Instruct out of an installed Python package; the draft is cut from the target at first
-start. Both are built once and cached as ordinary model folders.
+The target is SmolLM2-135M-Instruct out of an installed Python package; of the draft, what was trained for this target
+lies here, and the rest is the target's. Both are put together once and cached as ordinary model folders. How the
+draft was made, and what it keeps, is told in docs/drafts.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+
+TRAINED_DRAFT = Path(__file__).parent / "draft"
 
 
 def target(progress: Callable[[str], None]) -> Path:
@@ -18,7 +21,7 @@ def target(progress: Callable[[str], None]) -> Path:
 
 
 def draft(progress: Callable[[str], None]) -> Path:
-    """The folder of the draft model that was cut from the target. Raises ConfigError as `target` does."""
-    from specserve.demo import layer_cut
+    """The folder of the draft model that was trained for the target. Raises ConfigError as `target` does."""
+    from specserve.models import trained_draft
 
-    return layer_cut.folder(target(progress), progress)
+    return trained_draft.completed(TRAINED_DRAFT, progress)

@@ -1,7 +1,8 @@
 """From a configured source to a plain folder, and from a folder to a torch model.
 
-A source is `demo`, `emulated` (no weights at all), a folder with safetensors weights, or a .gguf file, which is
-dequantised once into a cache folder.
+A source is `demo`, `emulated` (no weights at all), a folder with safetensors weights, a .gguf file, which is
+dequantised once into a cache folder, or a folder that holds the trained part of a draft only, which is put together
+with its target's once.
 Nothing here waits for a network, unpickles weights or runs code from a model folder unless the configuration says so.
 """
 
@@ -18,7 +19,7 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend
+from specserve.models import Backend, _reduced_head
 
 Progress = Callable[[str], None]
 Role = Literal["target", "draft"]
@@ -53,6 +54,10 @@ def prepare(config: ModelConfig, progress: Progress, *, role: Role = "target") -
         from specserve.models._gguf import converted
 
         return converted(path, progress)
+    from specserve.models import trained_draft
+
+    if trained_draft.is_trained_draft(path):
+        return trained_draft.completed(path, progress)
     check_folder(path, config)
     return path
 
@@ -116,7 +121,9 @@ def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa") -> An
     """
     check_folder(folder, config)
     device = device_of(config)
-    return _from_pretrained(folder, config, attention).eval().requires_grad_(False).to(device)
+    model = _from_pretrained(folder, config, attention)
+    _reduced_head.put_in_place(model, folder)
+    return model.eval().requires_grad_(False).to(device)
 
 
 def load_model_config(folder: Path, config: ModelConfig) -> Any:

@@ -7,7 +7,7 @@ import json
 import pytest
 from tiny_models import tiny_llama
 
-from specserve.bench import acceptance, rules, ties
+from specserve.bench import acceptance, rules, speculators, ties
 from specserve.cli import main
 from specserve.config import parse
 from specserve.errors import ConfigError
@@ -64,3 +64,17 @@ def test_shapes_are_compared_position_by_position(pair) -> None:
     assert all(row["largest_logit_difference"] < 1e-3 for row in rows)
     assert all(0 < row["expected_greedy_flips_per_million"] < 1000 for row in rows)
     assert all(row["greedy_flips"] <= 80 - row["bit_equal_rows"] for row in rows)
+
+
+def test_speculators_are_measured_by_kind_of_prompt(pair) -> None:
+    """A row for each speculator, kind and temperature, with shares of what was kept; unknown words are refused."""
+    options = speculators.Options(speculators=("small_model", "suffix"), kinds=("chat", "code"), depth=2, prompts=2)
+    rows = speculators.measure(pair, options, lambda _: None)
+    assert len(rows) == 2 * 2 * 2
+    for row in rows:
+        assert 1 <= row["tokens_per_round"] <= 3
+        reached = row["kept_1"] * (1 + (row["kept_2"] or 0))
+        assert row["tokens_per_round"] == pytest.approx(1 + reached)
+    for wrong in ({"kinds": ("poems",)}, {"speculators": ("guess",)}, {"depth": 0}, {"max_tokens": 1}):
+        with pytest.raises(ConfigError):
+            speculators.measure(pair, speculators.Options(**wrong), lambda _: None)

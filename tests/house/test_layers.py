@@ -14,6 +14,7 @@ ROOMS = {
     "transport": set(),
     "models": set(),
     "demo": {"models"},
+    "distill": {"models"},
     "sampling": {"transport"},
     "verification": {"transport", "sampling", "models"},
     "drafting": {"transport", "sampling", "models"},
@@ -75,5 +76,5 @@ def test_only_the_cluster_room_knows_ray_and_light_rooms_know_no_torch(path):
 
 def test_model_free_speculators_import_no_torch():
     """They live in the coordinator's process."""
-    for name in ("ngram", "prediction"):
+    for name in ("ngram", "prediction", "suffix"):
         assert "torch" not in {found.split(".")[0] for found in imports(PACKAGE / "drafting" / f"{name}.py")}

@@ -1,0 +1,136 @@
+"""`specserve distill` from beginning to end: a corpus, a student, training, and a folder that serve takes as draft.
+
+All of it lives in one working folder and goes on from there when it is called again: the corpus grows until it has
+the tokens asked for, training goes on from its last saved step, and the draft is the best student so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from specserve.config import ModelConfig
+from specserve.distill import Progress, checkpoints, corpus, reading, training, vocabulary, writing
+from specserve.distill.corpus import Example
+from specserve.distill.students import SmallStudent
+from specserve.distill.training import Head, Schedule
+from specserve.errors import ConfigError
+from specserve.models import loading, trained_draft
+
+_SHARD_TOKENS = 32_768
+_FEWEST_SHARDS = 4
+_FITTED_ON = 300  # examples for the readout's closed form
+_IDS = "ids.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """target and data are sources: a target as in the configuration, a file of text or None for the target's own.
+
+    tokens is the corpus's size, counted without what all prompts share; rows are written at once; layers of the target
+    are what the student starts from; ids is the size of the draft's vocabulary. out is the draft's folder.
+    """
+
+    target: str
+    out: Path
+    work: Path
+    data: Path | None = None
+    tokens: int = 400_000
+    rows: int = 256
+    layers: tuple[int, ...] = (0, 1)
+    ids: int = 8192
+    device: str = "auto"
+    seed: int = 11
+    schedule: Schedule = field(default_factory=Schedule)
+
+    @property
+    def shard_tokens(self) -> int:
+        """Tokens in one shard of the corpus; a small corpus has a few shards, too."""
+        return min(_SHARD_TOKENS, self.tokens // _FEWEST_SHARDS)
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot be run."""
+        for name, value, least in (("tokens", self.tokens, 1000), ("rows", self.rows, 1), ("ids", self.ids, 64)):
+            if value < least:
+                raise ConfigError(f"--{name} must be at least {least}, found {value}")
+        if self.schedule.steps < 1 or self.schedule.learning_rate <= 0:
+            raise ConfigError("--steps must be at least 1, and --learning-rate above 0")
+
+
+def distill(options: Options, progress: Progress) -> Path:
+    """Run whatever is not done yet; the draft's folder. Raises ConfigError."""
+    options.check()
+    torch.manual_seed(options.seed)
+    target_folder = loading.prepare(ModelConfig(source=options.target), progress.say)
+    texts, run = options.work / "corpus", options.work / "run"
+    for folder in (texts, run):
+        folder.mkdir(parents=True, exist_ok=True)
+    fill(texts, target_folder, options, progress)
+    target = loading.load_model(target_folder, ModelConfig(source=str(target_folder), device=options.device))
+    student = SmallStudent(target, options.layers)
+    ids = _chosen_ids(texts, run, target.config.vocab_size, options.ids, progress)
+    if not checkpoints.has_run(run):
+        progress.say("fitting the readout")
+        student.fit_readout(islice(corpus.examples_of(training.split(texts)[0]), _FITTED_ON))
+    training.train(student, Head(target.lm_head.weight, ids), texts, run, options.schedule, progress)
+    _export(options, run, target, ids)
+    progress.say(f"the draft is in {options.out}; try it with `specserve bench speculators --draft {options.out}`")
+    return options.out
+
+
+def fill(texts: Path, target_folder: Path, options: Options, progress: Progress) -> None:
+    """Add shards until the corpus has its tokens, or holds the whole of a file that has fewer."""
+    paths = corpus.shards(texts)
+    have = sum(corpus.taught_tokens(path) for path in paths)
+    if have >= options.tokens:
+        return
+    number, some, size = len(paths), list[Example](), 0
+    for example in _source(target_folder, options, paths):
+        some.append(example)
+        size += len(example.tokens) - example.start
+        progress.advance("writing text", min(have + size, options.tokens), options.tokens)
+        if size >= options.shard_tokens or have + size >= options.tokens:
+            corpus.write_shard(texts, number, some)
+            number, some, have, size = number + 1, [], have + size, 0
+        if have >= options.tokens:
+            return
+    if some:
+        corpus.write_shard(texts, number, some)
+
+
+def _source(target_folder: Path, options: Options, paths: Sequence[Path]) -> Iterator[Example]:
+    """What a corpus of these shards goes on with. A writer that is called again begins other texts."""
+    if options.data is not None:
+        known = sum(corpus.example_count(path) for path in paths)
+        return reading.Reader(target_folder, options.data, device=options.device).examples(known)
+    seed = options.seed + 1000 * len(paths)
+    return writing.Writer(target_folder, rows=options.rows, seed=seed, device=options.device).examples()
+
+
+def _chosen_ids(texts: Path, run: Path, vocab_size: int, wanted: int, progress: Progress) -> torch.Tensor:
+    """The draft's vocabulary, int64 [m], chosen when the run begins."""
+    if not (run / _IDS).is_file():
+        learn, held_out = training.split(texts)
+        ids = vocabulary.likeliest_ids(corpus.examples_of(learn), vocab_size, wanted)
+        share = vocabulary.covered(corpus.examples_of(held_out), ids, vocab_size)
+        progress.say(f"the draft says {len(ids)} of {vocab_size} ids: {share:.1%} of the tokens in held-out answers")
+        save_file({"ids": ids}, run / _IDS)
+    found: torch.Tensor = load_file(run / _IDS)["ids"]
+    return found
+
+
+def _export(options: Options, run: Path, target: Any, ids: torch.Tensor) -> None:
+    best = {name: weight.bfloat16() for name, weight in checkpoints.load_best(run).items()}
+    description = trained_draft.Description(
+        target=options.target,
+        layers=options.layers,
+        fingerprint=trained_draft.fingerprint(target.model.embed_tokens.weight),
+        notes=f"specserve distill, seed {options.seed}",
+    )
+    trained_draft.write(options.out, description, best | {"ids": ids.int()})

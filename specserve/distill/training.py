@@ -1,0 +1,213 @@
+"""The training loop: one student, a corpus on disk, a loss that is the acceptance's friend, and measures of it.
+
+The loss is the cross-entropy to a mixture of the target's dist and its likeliest token: the first is what a sampled
+draft is accepted by, the second what a greedy one is. The learning rate rises, stays, and falls to 0 over the last
+part (warm-up, stable, decay: Hu et al. 2024), so that a run can be prolonged from a checkpoint of its stable part.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch.nn.functional import log_softmax
+from torch.nn.utils.rnn import pad_sequence
+
+from specserve.distill import Progress, checkpoints, corpus
+from specserve.distill.corpus import Example
+from specserve.distill.measures import Acceptance
+from specserve.distill.students import Student
+from specserve.errors import ConfigError
+
+_POOLED_SHARDS = 6
+_HELD_OUT_EVERY = 16
+_STAGE = "training"
+_MEASURED = 256  # held-out examples
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """steps: optimiser steps in all; batch_tokens: padded tokens in each.
+
+    greedy_share of the loss's goal is the target's likeliest token; message_weight is that of a place in the user's
+    message beside 1 for one in the answer. Every measure_every steps a student is measured with chains of this depth,
+    and the run is saved.
+    """
+
+    steps: int = 2000
+    batch_tokens: int = 2048
+    learning_rate: float = 1e-3
+    warm_up: int = 50
+    decay_share: float = 0.3
+    weight_decay: float = 0.01
+    greedy_share: float = 0.5
+    message_weight: float = 0.3
+    measure_every: int = 100
+    depth: int = 4
+    seed: int = 1
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        falling = (self.steps - step) / max(1.0, self.steps * self.decay_share)
+        return self.learning_rate * min(1.0, (step + 1) / self.warm_up, falling)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Padded examples: tokens int64 [B, n], hidden [B, n, width], weights float32 [B, n], 0 where nothing is taught."""
+
+    tokens: torch.Tensor
+    hidden: torch.Tensor
+    weights: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        return Batch(self.tokens.to(device), self.hidden.to(device), self.weights.to(device))
+
+
+def batch_of(examples: Sequence[Example], message_weight: float) -> Batch:
+    """One batch of these examples."""
+    weights = []
+    for example in examples:
+        weight = torch.zeros(len(example.tokens))
+        weight[example.start - 1 :] = message_weight
+        weight[example.answer - 1 :] = 1.0
+        weights.append(weight)
+    return Batch(
+        pad_sequence([example.tokens for example in examples], batch_first=True),
+        pad_sequence([example.hidden for example in examples], batch_first=True),
+        pad_sequence(weights, batch_first=True),
+    )
+
+
+def split(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Shards to learn from, and shards held out: by their numbers, so that a growing corpus moves none.
+
+    Raises ConfigError for a corpus of fewer than three shards.
+    """
+    paths = corpus.shards(folder)
+    held_out = [path for path in paths if corpus.number_of(path) % _HELD_OUT_EVERY == 2]
+    if not held_out or len(paths) < 3:
+        raise ConfigError(
+            f"{folder} holds {len(paths)} shards of examples, and training needs 3, one of them held out: "
+            f"give more text, or a smaller --tokens, which makes shards smaller"
+        )
+    return [path for path in paths if path not in held_out], held_out
+
+
+def batches(folder: Path, schedule: Schedule) -> Iterator[Batch]:
+    """Batches without end: shards in seeded order, a few pooled and cut into batches of like lengths."""
+    noise = random.Random(schedule.seed)
+    while True:
+        paths = split(folder)[0]
+        noise.shuffle(paths)
+        for begin in range(0, len(paths), _POOLED_SHARDS):
+            pool = [one for path in paths[begin : begin + _POOLED_SHARDS] for one in corpus.read_shard(path)]
+            yield from _of_like_lengths(pool, schedule, noise)
+
+
+def _of_like_lengths(pool: list[Example], schedule: Schedule, noise: random.Random) -> Iterator[Batch]:
+    pool.sort(key=lambda example: (len(example.tokens), noise.random()))
+    groups: list[list[Example]] = [[]]
+    for example in pool:
+        if (len(groups[-1]) + 1) * len(example.tokens) > schedule.batch_tokens and groups[-1]:
+            groups.append([])
+        groups[-1].append(example)
+    noise.shuffle(groups)
+    for group in groups:
+        yield batch_of(group, schedule.message_weight)
+
+
+class Head:
+    """The target's head for the ids int64 [m] that the draft may say: frozen. weight [V, width] is the whole head."""
+
+    def __init__(self, weight: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._weight = weight.detach()[ids.to(weight.device)].to(dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is, and where students have to be."""
+        return self._weight.device
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [..., m] of hidden [..., width]."""
+        return (hidden.to(self._weight.dtype) @ self._weight.t()).float()
+
+
+def loss_of(student: Student, head: Head, batch: Batch, greedy_share: float) -> torch.Tensor:
+    """The weighted mean loss of one batch."""
+    batch = batch.to(head.device)
+    taught = batch.weights > 0
+    with torch.no_grad():
+        goal = torch.softmax(head.logits(batch.hidden[taught]), -1)
+        best = goal.argmax(-1, keepdim=True)
+    with torch.autocast(head.device.type, torch.bfloat16):
+        hidden = student.hidden(batch.tokens, batch.hidden)[taught]
+    found = log_softmax(head.logits(hidden), -1)
+    soft, hard = (goal * found).sum(-1), found.gather(1, best).squeeze(1)
+    weights = batch.weights[taught]
+    each = -(1 - greedy_share) * soft - greedy_share * hard
+    return (each * weights).sum() / weights.sum()
+
+
+def evaluate(student: Student, head: Head, paths: Sequence[Path], depth: int, most: int) -> Acceptance:
+    """What a chain of this depth keeps on held-out answers."""
+    found = Acceptance(depth)
+    examples = list(islice(corpus.examples_of(paths), most))
+    examples.sort(key=lambda example: len(example.tokens))
+    with torch.inference_mode(), torch.autocast(head.device.type, torch.bfloat16):
+        for begin in range(0, len(examples), 16):
+            some = examples[begin : begin + 16]
+            batch = batch_of(some, 0.0).to(head.device)
+            hidden = student.hidden(batch.tokens, batch.hidden)
+            for row, example in enumerate(some):
+                places = slice(example.answer - 1, len(example.tokens))
+                found.add(
+                    head.logits(batch.hidden[row, places]),
+                    head.logits(hidden[row, places]),
+                    greedy=example.temperature == 0,
+                )
+    return found
+
+
+def train(
+    student: Student, head: Head, corpus_folder: Path, run_folder: Path, schedule: Schedule, progress: Progress
+) -> float:
+    """Train up to the schedule's last step, going on from the run folder where it has a run. Returns the best merit.
+
+    Every `measure_every` steps the student is measured on held-out answers, the run saved, and the best student kept.
+    """
+    optimiser = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.95), weight_decay=schedule.weight_decay)
+    first, best = checkpoints.load_run(run_folder, student, optimiser)
+    stream = islice(batches(corpus_folder, schedule), first, None)  # the batches that an unbroken run would see
+    mean = 0.0
+    for step in range(first, schedule.steps):
+        loss = _step(student, head, next(stream), optimiser, schedule, step)
+        mean = loss if step == first else 0.95 * mean + 0.05 * loss
+        progress.advance(_STAGE, step + 1, schedule.steps)
+        if (step + 1) % schedule.measure_every and step + 1 < schedule.steps:
+            continue
+        found = evaluate(student, head, split(corpus_folder)[1], schedule.depth, _MEASURED)
+        progress.say(f"step {step + 1} of {schedule.steps}: loss {mean:.3f}; held out: {found}")
+        if found.merit > best:
+            best = found.merit
+            checkpoints.save_best(run_folder, student)
+        checkpoints.save_run(run_folder, step + 1, student, optimiser, best)
+    return best
+
+
+def _step(
+    student: Student, head: Head, batch: Batch, optimiser: torch.optim.Optimizer, schedule: Schedule, step: int
+) -> float:
+    for group in optimiser.param_groups:
+        group["lr"] = schedule.rate(step)
+    optimiser.zero_grad()
+    loss = loss_of(student, head, batch, schedule.greedy_share)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+    optimiser.step()
+    return float(loss.detach())

@@ -1,0 +1,136 @@
+"""The corpus: what the target writes, what a file holds, and how both are kept."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+import torch
+from tiny_models import tiny_llama
+from tiny_tokenizer import write_folder
+
+from specserve.config import ModelConfig
+from specserve.distill import corpus, reading, writing
+from specserve.errors import ConfigError
+from specserve.models import loading
+
+EXAMPLES = 14
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("target"), seed=3)
+
+
+@pytest.fixture(scope="module")
+def model(target):
+    return loading.load_model(target, ModelConfig(source=str(target), device="cpu", dtype="bfloat16"))
+
+
+@pytest.fixture(scope="module")
+def written(target):
+    return list(islice(writing.Writer(target, rows=5, seed=7, device="cpu").examples(), EXAMPLES))
+
+
+def test_the_states_are_those_of_the_target_on_the_whole_text(written, model):
+    """Rows that start, end and are replaced at different steps hold what one forward over each text gives."""
+    assert len({len(example.tokens) for example in written}) > 3
+    for example in written:
+        with torch.inference_mode():
+            truth = model.model(input_ids=example.tokens[None], use_cache=False).last_hidden_state[0]
+        assert example.hidden.shape == truth.shape
+        torch.testing.assert_close(example.hidden.float(), truth.float(), atol=0.12, rtol=0.05)
+
+
+def test_greedy_answers_are_the_targets_first_choices(written, model):
+    """At temperature 0 every answer token is the likeliest one by the states that are kept before it."""
+    greedy = [example for example in written if example.temperature == 0]
+    warm = [example for example in written if example.temperature == 1]
+    assert greedy
+    assert warm
+    for example in greedy:
+        assert (choices(model, example) == example.tokens[example.answer :]).all()
+    assert any((choices(model, example) != example.tokens[example.answer :]).any() for example in warm)
+
+
+def choices(model, example):
+    return model.lm_head(example.hidden[example.answer - 1 : -1]).float().argmax(-1)
+
+
+def test_every_text_is_one_chat_with_an_answer(written, target):
+    """Head, message, tail, answer: as the chat template has them, and the message begins after what is common."""
+    turn = writing.Turn.of(target)
+    for example in written:
+        tokens = example.tokens.tolist()
+        assert example.start == len(turn.head)
+        assert tokens[: example.start] == turn.head
+        assert tokens[example.answer - len(turn.tail) : example.answer] == turn.tail
+
+
+def test_the_same_seed_writes_the_same_texts(target, written):
+    """Texts repeat with the seed and differ without it."""
+    again = islice(writing.Writer(target, rows=5, seed=7, device="cpu").examples(), 3)
+    other = islice(writing.Writer(target, rows=5, seed=8, device="cpu").examples(), 3)
+    assert [one.tokens.tolist() for one in again] == [one.tokens.tolist() for one in written[:3]]
+    assert [one.tokens.tolist() for one in other] != [one.tokens.tolist() for one in written[:3]]
+
+
+def test_tokens_are_drawn_from_the_dist():
+    """Inverse transform by bins meets every token as often as its probability, also past the first bin."""
+    dist = torch.zeros(1, 700)
+    dist[0, [3, 255, 256, 699]] = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    noise = (torch.arange(1000) + 0.5) / 1000
+    drawn = writing._by_bins(dist.expand(1000, -1), noise)
+    assert drawn.bincount(minlength=700)[[3, 255, 256, 699]].tolist() == [100, 200, 300, 400]
+
+
+def test_shards_hold_what_was_written(tmp_path, written):
+    """Examples come back as they were, and their size is known without reading them."""
+    corpus.write_shard(tmp_path, 4, written[:5])
+    (path,) = corpus.shards(tmp_path)
+    back = corpus.read_shard(path)
+    assert corpus.number_of(path) == 4
+    assert corpus.taught_tokens(path) == sum(len(one.tokens) - one.start for one in written[:5])
+    for one, other in zip(back, written[:5], strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert torch.equal(one.hidden, other.hidden)
+        assert (one.start, one.answer, one.temperature) == pytest.approx((other.start, other.answer, other.temperature))
+
+
+def test_a_target_without_a_chat_template_cannot_write(tmp_path):
+    """It is told to use a file."""
+    folder = tiny_llama(tmp_path, seed=3)
+    write_folder(folder, chat_template=None)
+    with pytest.raises(ConfigError, match="no chat template"):
+        writing.Turn.of(folder)
+
+
+def test_files_of_text_and_of_chats(tmp_path, target, model):
+    """Documents of a text file, and lines of a .jsonl file; of a chat only the last message is the answer."""
+    text = tmp_path / "some.txt"
+    text.write_text("The first document.\n\nThe second one,\nwith two lines.\n")
+    chats = tmp_path / "some.jsonl"
+    messages = [{"role": "user", "content": "the dog"}, {"role": "assistant", "content": "the cat and the dog"}]
+    chats.write_text(json.dumps({"text": "plain " * 600}) + "\n\n" + json.dumps({"messages": messages}) + "\n")
+    plain = list(reading.Reader(target, text, device="cpu").examples())
+    mixed = list(reading.Reader(target, chats, device="cpu").examples())
+    assert [(one.start, one.answer) for one in plain] == [(1, 1), (1, 1)]
+    assert max(len(one.tokens) for one in mixed) == reading.WINDOW
+    chat = mixed[-1]
+    with torch.inference_mode():
+        truth = model.model(input_ids=chat.tokens[None], use_cache=False).last_hidden_state[0]
+    torch.testing.assert_close(chat.hidden.float(), truth.float(), atol=0.12, rtol=0.05)
+    assert 1 < chat.answer < len(chat.tokens)
+    assert [one.tokens.tolist() for one in reading.Reader(target, chats, device="cpu").examples(2)] == [
+        one.tokens.tolist() for one in mixed[2:]
+    ]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"prompt": "a"}', '{"messages": [1, 2]}'])
+def test_a_line_that_is_no_document_is_named(tmp_path, target, line):
+    """With the file and its number."""
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"text": "good"}\n' + line + "\n")
+    with pytest.raises(ConfigError, match=r"bad\.jsonl, line 2"):
+        reading.Reader(target, file, device="cpu")
