@@ -126,8 +126,9 @@ def _cases(server: Server, mode: str, options: Options, profile: DeviceProfile, 
 def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counted: Counters) -> Row:
     """What the counters of a window say about one case.
 
-    hit_rate is the share of rows' rounds that had a draft; overlap the least share of the time in which both devices
-    must have been busy, from the two shares alone.
+    hit_rate is the share of outcomes that had been drafted for; overlap the share of the time in which both devices
+    were busy. wire_ms is what a round's messages take both ways, all workers together; bytes_per_token counts what the
+    coordinator and the workers exchange.
     """
     steps = counted.steps
     load = Load(ask.rows, counted.tokens / steps, counted.drafts / steps, counted.drafted / steps)
@@ -144,12 +145,14 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
         "tokens_per_s": measured,
         "limit_tokens_per_s": limit,
         "efficiency": measured / limit,
-        "hit_rate": load.drafted_share if mode.startswith("ahead") else None,
+        "hit_rate": counted.hits / foreseen if (foreseen := counted.hits + counted.misses) else None,
         "draft_busy": draft_busy,
         "target_busy": target_busy,
-        "overlap": max(0.0, draft_busy + target_busy - 1),
+        "overlap": counted.overlap_s / counted.wall_s,
         "acceptance": counted.first_kept / counted.first_drafted if counted.first_drafted else None,
         "tokens_per_step": load.tokens,
+        "wire_ms": 1000 * counted.wire_s / counted.rounds if counted.rounds else None,
+        "bytes_per_token": counted.bytes / counted.tokens,
     }
 
 

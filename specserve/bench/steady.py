@@ -29,14 +29,27 @@ _SUMS = {
     "first_kept": ("spec_decode_num_accepted_tokens_per_pos_total", "0"),
     "wall_s": ("round_seconds_sum", ""),
     "draft_s": ("worker_busy_seconds_total", "draft"),
-    "target_s": ("worker_busy_seconds_total", "verify"),
+    "target_s": ("worker_busy_seconds_total", "forward"),
+    "overlap_s": ("overlap_seconds_total", ""),
+    "hits": ("spec_decode_outcomes_total", "hit"),
+    "misses": ("spec_decode_outcomes_total", "miss"),
+    "rounds": ("round_seconds_count", ""),
+    "wire_s": ("worker_wait_seconds_total", "wire"),
+    "bytes": ("network_bytes_total", ""),
 }
-"""Where each field of `Counters` is found: a metric, and the value of its kind, phase or position."""
+"""Where each field of `Counters` is found: a metric, and the value of the label that tells its parts apart."""
+
+_WORKER_LINKS = ("to_target", "from_target", "to_draft", "from_draft")
+_PARTS = ("kind", "phase", "position", "result", "reason")
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Sums since a server started; times are seconds. drafts counts chains that were offered, drafted their tokens."""
+    """Sums since a server started; times are seconds. drafts counts chains that were offered, drafted their tokens.
+
+    hits and misses count rows for which outcomes had been drafted ahead; wire_s is that of both workers' messages, and
+    bytes are those of all messages but a request's own way in and out.
+    """
 
     tokens: float
     kept: float
@@ -47,6 +60,12 @@ class Counters:
     wall_s: float
     draft_s: float
     target_s: float
+    overlap_s: float = 0.0
+    hits: float = 0.0
+    misses: float = 0.0
+    rounds: float = 0.0
+    wire_s: float = 0.0
+    bytes: float = 0.0
 
     @staticmethod
     def of(exposition: str) -> Counters:
@@ -54,8 +73,10 @@ class Counters:
         found: dict[tuple[str, str], float] = {}
         for family in text_string_to_metric_families(exposition):
             for sample in family.samples:
-                labels = [value for key, value in sample.labels.items() if key in ("kind", "phase", "position")]
+                labels = [value for key, value in sample.labels.items() if key in _PARTS]
                 place = sample.name.removeprefix("specserve_"), labels[0] if labels else ""
+                if "link" in sample.labels:
+                    place = place[0], "" if sample.labels["link"] in _WORKER_LINKS else sample.labels["link"]
                 found[place] = found.get(place, 0.0) + sample.value
         return Counters(**{name: found.get(place, 0.0) for name, place in _SUMS.items()})
 

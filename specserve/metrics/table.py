@@ -79,7 +79,16 @@ WAITS = ("peer", "wire", "coordinator", "idle", "away")
 SLOT_STATES = ("free", "drafting", "drafted", "verifying")
 SLOS = ("ttft", "tpot", "e2e", "all")
 FALLBACKS = ("draft_down", "draft_slow", "no_draft", "request")
-MESSAGE_KINDS = ("open", "close", "plan", "push", "verify", "verdict", "submit", "cancel", "deltas", "beat", OTHER)
+MESSAGE_KINDS = (
+    *("open", "close", "plan", "push", "planahead", "pushahead"),
+    "verify",
+    "verdict",
+    "submit",
+    "cancel",
+    "deltas",
+    "beat",
+    OTHER,
+)
 LINKS = ("to_draft", "from_draft", "to_target", "from_target", "to_ingress", "from_ingress")
 _WASTED = ("rejected", "stale", "cancelled", "stop", "unlikely", OTHER)
 _DROPPED = (

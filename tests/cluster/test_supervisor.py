@@ -22,6 +22,7 @@ from specserve.cluster.remote import Pipe, RemoteEngine
 from specserve.cluster.supervisor import Supervisor
 from specserve.config import Config
 from specserve.errors import ConfigError, RequestError, Unavailable
+from specserve.metrics import Snapshot
 from specserve.types import Health, Request, RequestId, Sampling
 
 pytestmark = pytest.mark.ray
@@ -47,7 +48,11 @@ async def serving(config: Config) -> AsyncIterator[tuple[Supervisor, RemoteEngin
         async def health() -> Health:
             return supervisor.health
 
-        pipe = Pipe(supervisor.connect_ingress, health, supervisor.metrics)
+        async def metrics(own: Snapshot) -> str:
+            del own
+            return str(await supervisor.metrics())
+
+        pipe = Pipe(supervisor.connect_ingress, health, metrics, supervisor.status, supervisor.timeline)
         engine = RemoteEngine(config, pipe, host=None, node_id=ray.get_runtime_context().get_node_id())
         try:
             await engine.connect()
@@ -137,7 +142,7 @@ def test_a_start_that_takes_long_is_no_stall(ray_here, config, monkeypatch):
         pipeline = Pipeline(config.model_dump())
         would_stall = False
         try:
-            serving = asyncio.ensure_future(pipeline.metrics())
+            serving = asyncio.ensure_future(pipeline.status())
             while not serving.done():
                 await pipeline.check_health()
                 if pipeline._supervisor is not None:
