@@ -161,6 +161,7 @@ class Drive:
         blocks = batch * (context // _BLOCK_TOKENS + 2 + 2 * mode.outcomes)
         settings = {
             "depth": mode.depth,
+            "depth_policy": "fixed",  # what workers say that they needed is made up
             "outcomes": mode.outcomes,
             "max_requests": batch,
             "max_batch_tokens": batch * context,  # every prompt is read in the first round

@@ -231,19 +231,20 @@ class AheadPlan:
         """
         branches = [branch for _, branch in true]
         dists, width = self._dists_of(branches), self._tokens.shape[1] - 1
+        columns = (self._tokens, self._slot_starts, self._block_starts, self._block_ends)
+        rows = zip(true, *(column[branches].tolist() for column in columns), strict=True)
         tails: list[int] = []
-        for place, ((index, branch), tokens) in enumerate(zip(true, self._tokens[branches].tolist(), strict=True)):
+        for place, ((index, branch), tokens, at, *own) in enumerate(rows):
             length = (tokens.index(_NONE, 1) if _NONE in tokens[1:] else len(tokens)) - 1
             if length == 0:
                 continue
             trunk = self.trunks[index]
             state, end = trunk.state, trunk.base + self._kept[branch]
-            at = int(self._slot_starts[branch])
             self._slots_left[at : at + length] = False
             slots = self._leased_slots[at : at + length].tolist()
             state.chain = Chain(tokens[1 : length + 1], slots, length - 1, dists, place * width)
             state.draft_cached = end + length  # with the guess, and without the last drafted token
-            tails += self._adopt_table(state, end // self._blocks.block_tokens, branch)
+            tails += self._adopt_table(state, end // self._blocks.block_tokens, *own)
         self._blocks.free(tails)
 
     def _dists_of(self, branches: Sequence[int]) -> Dists | None:
@@ -258,13 +259,12 @@ class AheadPlan:
             picked[mine] = dists.rows[rows[mine]]
         return Dists(form, width, picked)
 
-    def _adopt_table(self, state: RequestState, shared: int, branch: int) -> list[int]:
-        """Put the branch's own blocks behind those that it shares with the trunk; returns the blocks that they replace.
+    def _adopt_table(self, state: RequestState, shared: int, begin: int, end: int) -> list[int]:
+        """Put leased blocks begin … end − 1 behind those shared with the trunk; returns the blocks that they replace.
 
         These may go at once, although the worker may still write to them: it does what it is told in order, so
         whoever is given them next writes later.
         """
-        begin, end = int(self._block_starts[branch]), int(self._block_ends[branch])
         tail = self._blocks.trim(state.draft_table, shared * self._blocks.block_tokens)
         state.draft_table.extend(self._leased_blocks[begin:end].tolist())
         self._blocks_left[begin:end] = False

@@ -2,7 +2,7 @@
 
 Ids are handed out last-freed-first. Every change is all or nothing: a call that cannot be done raises PoolError and
 leaves the pool as it was. A few ids go one by one (`alloc`, `retain`, `free`), thousands of them as an array (`lease`,
-`give_back`): arrays cost ten times more for the few, and a tenth for the many. Both see the same memory.
+`give_back`): as arrays the few cost four times more, and the many a twentieth. Both see the same memory.
 """
 
 from __future__ import annotations

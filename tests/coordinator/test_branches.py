@@ -209,8 +209,8 @@ def test_an_impossible_push_is_refused_and_leaves_the_plan_alone(changes):
 def test_a_branch_that_shares_one_block_too_many_shows(monkeypatch):
     """The comparison of tables can fail."""
 
-    def broken(self, state, shared, branch):
-        return real(self, state, shared + 1, branch)
+    def broken(self, state, shared, begin, end):
+        return real(self, state, shared + 1, begin, end)
 
     real = AheadPlan._adopt_table
     monkeypatch.setattr(AheadPlan, "_adopt_table", broken)

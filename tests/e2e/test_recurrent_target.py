@@ -199,7 +199,7 @@ def test_a_restarted_verifier_is_refilled(models, own, family):
 
         core._sink = watched
         check_answers(engine, own(family))
-        assert core._verifier_life == 1
+        assert core._verifier.life == 1
 
 
 def test_a_recurrent_draft_is_refused_in_words(models):
