@@ -68,8 +68,9 @@ class Page:
 
     def picture(self, path: Path, scale: float = 1.0) -> None:
         """Save what is seen as PNG."""
-        size = json.loads(self.value("JSON.stringify({width: innerWidth, height: innerHeight})"))
-        data = self.call("Page.captureScreenshot", format="png", clip={"x": 0, "y": 0, "scale": scale, **size})["data"]
+        size = json.loads(self.value("JSON.stringify({width: innerWidth, height: innerHeight, y: scrollY})"))
+        clip = {"x": 0, "scale": scale, **size}
+        data = self.call("Page.captureScreenshot", format="png", clip=clip)["data"]
         path.write_bytes(base64.b64decode(data))
 
 
