@@ -83,6 +83,8 @@ MESSAGE_KINDS = (
     *("open", "close", "plan", "push", "planahead", "pushahead", "verify", "verdict"),
     *("submit", "cancel", "deltas", "beat", OTHER),
 )
+LINKS = ("to_draft", "from_draft", "to_target", "from_target", "to_ingress", "from_ingress")
+_WASTED = ("rejected", "stale", "cancelled", "stop", "unlikely", OTHER)
 _DROPPED = (
     *("stale_push", "late_push", "failed_plan", "stale_verdict", "late_verdict"),
     *("old_life", "protocol", "draft_wait", OTHER),

@@ -15,7 +15,7 @@ from specserve.config import setting_names
 from specserve.errors import ConfigError
 from specserve.metrics import EngineMetrics
 from specserve.models import _device_profile
-from specserve.types import RoundStats
+from specserve.types import AheadStats, RoundStats
 
 PROFILE = _device_profile.load("qwen3-32b-0.6b-h100")
 DRAFT_S, VERIFY_S, PLAIN_S = 0.00254, 0.01145, 0.01027
@@ -58,7 +58,10 @@ def exposition(*rounds: RoundStats) -> str:
 
 
 def stats(drafted_at=(2, 2), kept_at=(2, 1), bonus=1, correction=1, plain=1):
-    return RoundStats(3, 7, 0, 0.020, 0.012, 0.011, 0.001, drafted_at, kept_at, correction, bonus, plain)
+    foreseen = AheadStats(hits=2, misses=1)
+    return RoundStats(
+        3, 7, 0, 0.020, 0.012, 0.011, 0.001, drafted_at, kept_at, correction, bonus, plain, ahead=foreseen
+    )
 
 
 def test_counters_are_read_from_the_engines_own_metrics():
