@@ -134,6 +134,7 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
     load = Load(ask.rows, counted.tokens / steps, counted.drafts / steps, counted.drafted / steps)
     measured = counted.tokens / counted.wall_s
     limit = tokens_per_s(profile, mode, ask.depth, load)
+    foreseen = counted.hits + counted.misses
     draft_busy, target_busy = counted.draft_s / counted.wall_s, counted.target_s / counted.wall_s
     return {
         "profile": Path(options.profile).name,
@@ -145,7 +146,7 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
         "tokens_per_s": measured,
         "limit_tokens_per_s": limit,
         "efficiency": measured / limit,
-        "hit_rate": counted.hits / foreseen if (foreseen := counted.hits + counted.misses) else None,
+        "hit_rate": counted.hits / foreseen if foreseen and mode.startswith("ahead") else None,
         "draft_busy": draft_busy,
         "target_busy": target_busy,
         "overlap": counted.overlap_s / counted.wall_s,

@@ -310,11 +310,12 @@ class Engine:
         for entry in checked:
             self._verifier.open(entry.state)
         sent = verify_message(self._round_number, checked)
+        # Before the message leaves: in one process the work is done when `send` returns.
+        self.activity.sent("target", self._round_number, len(checked), len(sent.feeds) + len(sent.chains))
         self._verifier.send(sent)
         slots = [slot for entry in checked for slot in entry.chain.slots]
         current = Round(sent, checked, slots, self._round_began_s, self._fallbacks(checked))
         self._hold(current)
-        self.activity.sent("target", self._round_number, len(checked), current.positions)
         self._drafts.ahead(checked, self._clock())  # only now: the target is what everybody waits for
         return True
 

@@ -23,11 +23,6 @@ class Round:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def positions(self) -> int:
-        """What the target computes: feeds and chains."""
-        return len(self.sent.feeds) + len(self.sent.chains)
-
-    @property
     def number(self) -> int:
         """What its verdict must name."""
         return self.sent.round

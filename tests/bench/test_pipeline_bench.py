@@ -54,6 +54,9 @@ def exposition(*rounds: RoundStats) -> str:
     metrics = EngineMetrics("m", max_depth=4)
     for stats in rounds:
         metrics.round(stats)
+        metrics.computed("draft", {"draft": stats.draft_busy_s}, 0.001)
+        metrics.computed("target", {"forward": stats.forward_s, "sampling": stats.sampling_s}, 0.001)
+        metrics.overlapped(0.003)
     return metrics.render()
 
 
@@ -74,7 +77,7 @@ def test_counters_are_read_from_the_engines_own_metrics():
 
 
 def test_a_row_of_the_table_follows_from_the_counters():
-    """Rates, shares and the least overlap; serial has no hit rate."""
+    """Rates, shares and the overlap; serial has no hit rate."""
     counted = Counters.of(exposition(*[stats()] * 5))
     ask, options = Ask(3, 0.7, 2), Options(depths=(2,))
     ahead, serial = (row_of(mode, ask, options, PROFILE, counted) for mode in ("ahead", "serial"))

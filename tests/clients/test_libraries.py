@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import API_KEY
+from client_servers import API_KEY
 from environments import HERE, node_with, python_with, result
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 
 import pytest
-from conftest import API_KEY, served
+from client_servers import API_KEY, served
 from environments import HERE, python_with, result, run
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
