@@ -195,10 +195,12 @@ async def _asked(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Cal
     }
     began_s = time.perf_counter()
     times: list[float] = []
-    tokens = 0
+    tokens, ended_s = 0, None
     try:
         async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
             async for line in reply.aiter_lines():
+                if line == "data: [DONE]":
+                    ended_s = time.perf_counter() - began_s
                 if reply.status_code != 200 or not line.startswith("data: {"):
                     continue
                 event = json.loads(line[6:])
@@ -209,8 +211,8 @@ async def _asked(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Cal
                 tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     except httpx.HTTPError:
         return Call(None)
-    if not times:
-        return Call(None)
+    if not times:  # an answer may have no text at all: its end is then the first that a client sees
+        return Call(ended_s, None, tokens)
     per_token = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
     return Call(times[0] - began_s, per_token, tokens, len(times))
 

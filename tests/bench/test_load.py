@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 
+import httpx
 import pytest
 from http_server import serving
 from tiny_models import tiny_llama
 
+from specserve.bench import load
 from specserve.bench.load import Call, Options, closed_loop, http_side_s, measure, open_loop, plot, quantile, row_of
 from specserve.cli import main
 from specserve.errors import ConfigError, Unavailable
@@ -81,6 +83,26 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 
     calls = asyncio.run(open_loop(ask, 40.0, 0.3, random.Random(5)))
     assert len(calls) == expected > 3
+
+
+@pytest.mark.parametrize(
+    ("events", "answered"), [(("{}", "[DONE]"), True), (("{}",), False), (('{"error": 1}',), False)]
+)
+def test_an_answer_without_text_is_an_answer(events, answered) -> None:
+    """What ends in good order was answered, if only with an end token; what breaks off or tells of an error was not."""
+    lines = [event.replace("{}", '{"choices": [], "usage": {"completion_tokens": 1}}') for event in events]
+
+    async def app(_scope, _receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": "".join(f"data: {line}\n\n" for line in lines).encode()})
+
+    async def ask() -> Call:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://there") as client:
+            return await load._asked(client, "hello", 4)
+
+    call = asyncio.run(ask())
+    assert (call.first_s is not None) == answered
+    assert not answered or (call.tokens, call.events, call.token_s) == (1, 0, None)
 
 
 def test_a_real_server_is_measured_by_its_address(url, tmp_path, capsys) -> None:
