@@ -356,6 +356,11 @@ def _dashboards(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _progress(text: str) -> None:
+    """Tell a person who waits what a bench is at."""
+    print(f"· {text}", file=sys.stderr, flush=True)
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from specserve.bench.compare import Options, compare
     from specserve.bench.report import show, write_json
@@ -370,7 +375,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         passes=arguments.passes,
     )
-    rows = compare(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = compare(config, options, _progress)
     show(f"{config.served_name}: greedy, {options.prompts} prompts × {options.max_tokens} tokens", rows)
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
@@ -384,7 +389,7 @@ def _acceptance(arguments: argparse.Namespace) -> int:
 
     config = _runnable(arguments)
     options = Options(arguments.rules, arguments.temperature, arguments.depth, arguments.prompts, arguments.max_tokens)
-    rows = measure(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = measure(config, options, _progress)
     show(f"{config.served_name}: depth {options.depth}, {options.prompts} prompts × {options.max_tokens} tokens", rows)
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
@@ -399,7 +404,7 @@ def _speculators(arguments: argparse.Namespace) -> int:
     config = _runnable(arguments)
     names = ("speculators", "kinds", "temperature", "depth", "prompts", "max_tokens")
     options = Options(*(getattr(arguments, name) for name in names))
-    rows = measure(config, options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = measure(config, options, _progress)
     show(f"{config.served_name}: depth {options.depth}, at most {options.max_tokens} tokens per answer", rows)
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
@@ -412,7 +417,7 @@ def _ties(arguments: argparse.Namespace) -> int:
     from specserve.bench.ties import measure
 
     config = _runnable(arguments)
-    rows = measure(config, arguments.positions, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = measure(config, arguments.positions, _progress)
     show(f"{config.served_name}: choices that differ from those of one position at a time", rows)
     if arguments.json is not None:
         write_json(arguments.json, config.model_dump() | {"bench": {"positions": arguments.positions}}, rows)
@@ -436,7 +441,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
         runner_up_hit=arguments.runner_up_hit,
         window_s=arguments.window,
     )
-    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = measure(options, _progress)
     about = f"acceptance {options.acceptance:g}, runner-up hit {options.runner_up_hit:g}"
     show(f"{options.profile}, {options.rule}: {about}", table(rows))
     if arguments.json is not None:
@@ -461,7 +466,7 @@ def _load(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         max_tokens=arguments.max_tokens,
     )
-    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = measure(options, _progress)
     show(
         f"{options.url or options.profile}: times as clients see them; good: first token in 0.5 s, 50 ms a token", rows
     )
@@ -479,7 +484,7 @@ def _rules(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_json_path(arguments.json)
     options = Options(arguments.batch, arguments.depth, arguments.vocab, arguments.repeats)
-    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = measure(options, _progress)
     show("rules with sparse drafts; ratio is ms in units of reading the logits once", rows)
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
@@ -490,7 +495,7 @@ def _exactness(arguments: argparse.Namespace) -> int:
     from specserve.bench.exactness import measure, plot
     from specserve.bench.report import show
 
-    rows = measure(arguments.tokens, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = measure(arguments.tokens, _progress)
     show("what comes out, against the target's law; a rule that is exact has a p-value from 0 to 1 by chance", rows)
     for path in plot(rows, arguments.acceptance, arguments.plots) if arguments.plots is not None else ():
         print(f"wrote {path}")
@@ -505,7 +510,7 @@ def _coordinator(arguments: argparse.Namespace) -> int:
         check_json_path(arguments.json)
     names = ("modes", "temperature", "batch", "context", "rounds")
     options = Options(**{name: getattr(arguments, name) for name in names})
-    rows = measure(options, lambda text: print(f"· {text}", file=sys.stderr, flush=True))
+    rows = measure(options, _progress)
     show("the coordinator's own processor time for a round", rows)
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in names}, rows)

@@ -27,6 +27,7 @@ from specserve.config import Config
 from specserve.coordinator.drafts import Guesser
 from specserve.coordinator.engine import Engine
 from specserve.coordinator.loop import Loop
+from specserve.coordinator.worker_drafts import takes_turns
 from specserve.errors import SpecserveError, Unavailable
 from specserve.metrics import EngineMetrics, Ledger, Snapshot
 from specserve.metrics.ledger import COORDINATOR
@@ -338,8 +339,7 @@ class LocalEngine:
 
 
 def _work_at_once(config: Config, parts: Parts) -> bool:
-    outcomes = config.engine.outcomes
-    return parts.draft is not None and (parts.draft.place != parts.target.place if outcomes == "auto" else outcomes > 0)
+    return parts.draft is not None and not takes_turns(config.engine, parts.target, parts.draft)
 
 
 def _as_config(config: Config | Mapping[str, Any] | Path | None) -> Config:

@@ -24,7 +24,7 @@ from specserve.coordinator.costs import Mean, StepCost
 from specserve.coordinator.outcomes import Guess, OutcomeOdds
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
-from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promise
+from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, fit
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, PushAhead
 from specserve.types import AheadStats
@@ -101,7 +101,7 @@ class AheadDrafts(WorkerSource):
             return
         rows, self._due = self._due, []
         current = [row for row in rows if _current(row)]
-        trunks = self._trunks(current)
+        trunks = fit(current, self.link.config.max_batch_tokens, self._follows, self._trunk)
         if not trunks:
             return
         self._number += 1
@@ -120,22 +120,6 @@ class AheadDrafts(WorkerSource):
         positions = sum(trunk.feed for trunk in trunks) + int(branches.depths.sum())
         self.link.activity.sent("draft", self._number, len(trunks) + len(branches), positions)
         self.link.send(plan.message())
-
-    def _trunks(self, rows: Sequence[CheckedRow]) -> list[Trunk]:
-        """What to feed, most promising requests first; when KV runs short the least promising lose theirs."""
-        trunks: list[Trunk] = []
-        taken: set[int] = set()
-        budget = self.link.config.max_batch_tokens
-        among = [row.state for row in rows]
-        for row in sorted(rows, key=lambda row: -promise(row.state)):
-            if not self._follows(row.state):
-                continue
-            trunk = self._trunk(row, budget, taken, among)
-            if trunk is not None:
-                trunks.append(trunk)
-                taken.add(trunk.state.row)
-                budget -= trunk.feed
-        return trunks
 
     def _follows(self, state: RequestState) -> bool:
         """Whether the draft is to be fed now."""

@@ -36,7 +36,7 @@ from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
 from specserve.coordinator.slots import SlotPool
 from specserve.coordinator.verifier_link import VerifierLink
-from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource
+from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, takes_turns
 from specserve.errors import (
     InvalidField,
     Overloaded,
@@ -494,18 +494,13 @@ class Engine:
             self._attach_draft(channel, life, info)
 
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
-        timing = DraftTiming.WAITED if self._takes_turns(info) else DraftTiming.AHEAD
-        self._policy = self._depth_policy(timing, info.context_length)
+        turns = takes_turns(self._config, self._target, info)
+        self._policy = self._depth_policy(DraftTiming.WAITED if turns else DraftTiming.AHEAD, info.context_length)
         link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics, self.activity)
-        self._drafts = SerialDrafts(link) if self._takes_turns(info) else AheadDrafts(link)
+        self._drafts = SerialDrafts(link) if turns else AheadDrafts(link)
         self._speculating = True
         self.activity.joined("draft")
         self._metrics.joined("draft", info)
-
-    def _takes_turns(self, draft: WorkerInfo) -> bool:
-        """Draft and target cannot both work at once, or are not to."""
-        outcomes = self._config.outcomes
-        return draft.place == self._target.place if outcomes == "auto" else outcomes == 0
 
     def _depth_policy(self, timing: DraftTiming, draft_context: int | None) -> DepthPolicy:
         limits = FixedDepth(self._config.depth, self._target.context_length, draft_context)

@@ -12,7 +12,7 @@ from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
-from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, promise
+from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, fit
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, Push
 
@@ -58,7 +58,8 @@ class SerialDrafts(WorkerSource):
             for row in rows:
                 row.depth = min(row.depth, len(row.state.chain))
             return False
-        planned = self._plan_rows(rows)
+        # Nothing at all is sent for requests that are not drafted for now: what they lack is fed when they are again.
+        planned = fit(rows, self.link.config.max_batch_tokens, self.link.policy.drafting, self._plan_row)
         if not planned:
             return False
         self._number += 1
@@ -80,26 +81,7 @@ class SerialDrafts(WorkerSource):
 
     # ---- planning
 
-    def _plan_rows(self, rows: list[TargetRow]) -> list[DraftRow]:
-        """Most promising requests first; when KV runs short the least promising lose theirs and run at depth 0.
-
-        Nothing at all is sent for requests that are not drafted for now: what they lack is fed when they are again.
-        """
-        planned: list[DraftRow] = []
-        taken: set[int] = set()
-        budget = self.link.config.max_batch_tokens
-        among = [row.state for row in rows]
-        for row in sorted(rows, key=lambda row: -promise(row.state)):
-            if not self.link.policy.drafting(row.state):
-                continue
-            draft = self._plan_row(row, budget, taken, among)
-            if draft is not None:
-                planned.append(draft)
-                taken.add(row.state.row)
-                budget -= draft.feed
-        return planned
-
-    def _plan_row(self, row: TargetRow, budget: int, taken: set[int], among: list[RequestState]) -> DraftRow | None:
+    def _plan_row(self, row: TargetRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> DraftRow | None:
         state = row.state
         self.link.share(state, among)
         end = min(row.start + row.feed, self.link.context)

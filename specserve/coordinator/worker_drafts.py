@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from specserve.config import EngineConfig
 from specserve.coordinator.activity import Activity
@@ -124,6 +124,50 @@ class WorkerLink:
             state.draft_opened = None
             self.drop_cache(state)
         self._channel.close()
+
+
+def takes_turns(config: EngineConfig, target: WorkerInfo, draft: WorkerInfo) -> bool:
+    """Whether draft and target cannot both work at once, or are not to: R = 0."""
+    return draft.place == target.place if config.outcomes == "auto" else config.outcomes == 0
+
+
+class Planned(Opened, Protocol):
+    """A row of a plan, as far as its share of the batch goes."""
+
+    @property
+    def feed(self) -> int: ...
+
+
+class _Stateful(Protocol):
+    @property
+    def state(self) -> RequestState: ...
+
+
+Row = TypeVar("Row", bound=_Stateful)
+Made = TypeVar("Made", bound=Planned)
+
+
+def fit(
+    rows: Sequence[Row],
+    budget: int,
+    follows: Callable[[RequestState], bool],
+    plan: Callable[[Row, int, set[int], Sequence[RequestState]], Made | None],
+) -> list[Made]:
+    """Plan the rows of requests that are followed, the most promising first, within a budget of fed tokens.
+
+    plan gets a row, what is left of the budget, the rows planned so far, whose caches stay, and all requests, of which
+    the least promising lose theirs when KV runs short.
+    """
+    planned: list[Made] = []
+    taken: set[int] = set()
+    among = [row.state for row in rows]
+    for row in sorted(rows, key=lambda row: -promise(row.state)):
+        made = plan(row, budget, taken, among) if follows(row.state) else None
+        if made is not None:
+            planned.append(made)
+            taken.add(made.state.row)
+            budget -= made.feed
+    return planned
 
 
 def promise(state: RequestState) -> float:

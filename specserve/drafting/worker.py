@@ -8,9 +8,10 @@ likewise. A row whose dists are not finite is no fault: its chain ends there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from specserve.transport.messages import Array, Close, Dists, Failed, Message, O
 from specserve.types import DraftPicks, RuleName, WorkerInfo
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class DraftWorker:
@@ -82,8 +85,7 @@ class DraftWorker:
                     return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
                 chains = self._speculator.propose(jobs, self._workspace)
                 for job, chain in zip(jobs, chains, strict=True):
-                    job.profile.wrote(job.first, chain)
-                _write_chains(jobs, chains)
+                    _write(job.profile, job.first, chain)
                 return self._push(message, jobs, chains, began)
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
@@ -105,17 +107,27 @@ class DraftWorker:
         feeds = split("feeds", message.feeds, message.feed_lengths)
         slots = split("slots", message.slots, message.depths)
         tables = split("tables", message.tables, message.table_lengths)
-        jobs, faults = [], {}
-        for i, row in enumerate(message.rows.tolist()):
+        return self._rows(message, zip(message.starts.tolist(), feeds, slots, tables, strict=True), self._job)
+
+    def _rows(
+        self, message: Plan | PlanAhead, columns: Iterable[Sequence[Any]], make: Callable[..., T]
+    ) -> tuple[list[T], dict[int, str]]:
+        """What `make` makes of each row's profile and columns, and for each row that cannot be served why."""
+        made, faults = [], {}
+        for row, epoch, fields in zip(message.rows.tolist(), message.epochs.tolist(), columns, strict=True):
             try:
-                profile = self._profiles.find(row, int(message.epochs[i]))
-                jobs.append(self._job(int(message.starts[i]), feeds[i], slots[i], tables[i], profile))
-                self._check(jobs[-1])
+                made.append(make(self._profiles.find(row, epoch), *fields))
             except ProtocolError as error:
                 faults[row] = f"row {row}: {error.message}"
-        return jobs, faults
+        return made, faults
 
-    def _job(self, start: int, feed: Array, slots: Array, table: Array, profile: Profile) -> Job:
+    def _job(self, profile: Profile, start: int, feed: Array, slots: Array, table: Array) -> Job:
+        if not len(feed):
+            raise ProtocolError("an empty feed; a draft continues from a fed token")
+        if start < 0:
+            raise ProtocolError(f"a feed that starts at position {start}")
+        tokens_in_range(feed, self._vocab_size)
+        _write(profile, start, feed.tolist())
         profile, shared_noise = self._picking(profile)
         return Job(start, feed, slots, table, profile, shared_noise)
 
@@ -125,16 +137,6 @@ class DraftWorker:
         if picks == "argmax":
             profile = replace(profile, temperature=0.0)
         return profile, picks == "shared_noise" and profile.temperature > 0
-
-    def _check(self, job: Job) -> None:
-        if not len(job.feed):
-            raise ProtocolError("an empty feed; a draft continues from a fed token")
-        if job.start < 0:
-            raise ProtocolError(f"a feed that starts at position {job.start}")
-        tokens_in_range(job.feed, self._vocab_size)
-        job.profile.wrote(job.start, job.feed.tolist())
-        if job.profile.constraint is not None:
-            job.profile.constraint.write(job.start, job.feed.tolist())
 
     def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]], began: float) -> Push:
         lengths = [len(chain) for chain in chains]
@@ -193,15 +195,8 @@ class DraftWorker:
         texts = split("texts", message.texts, message.text_lengths)
         chain_slots = split("chain_slots", message.chain_slots, message.chain_lengths)
         tables = split("tables", message.tables, message.table_lengths)
-        trunks, faults = [], {}
-        for i, row in enumerate(message.rows.tolist()):
-            try:
-                profile = self._profiles.find(row, int(message.epochs[i]))
-                places = int(message.text_starts[i]), int(message.bases[i]), int(message.starts[i])
-                trunks.append(self._trunk(profile, texts[i], places, chain_slots[i], tables[i]))
-            except ProtocolError as error:
-                faults[row] = f"row {row}: {error.message}"
-        return trunks, faults
+        places = zip(message.text_starts.tolist(), message.bases.tolist(), message.starts.tolist(), strict=True)
+        return self._rows(message, zip(texts, places, chain_slots, tables, strict=True), self._trunk)
 
     def _trunk(
         self, profile: Profile, text: Array, places: tuple[int, int, int], chain_slots: Array, table: Array
@@ -212,10 +207,7 @@ class DraftWorker:
         if text_start > base or base + len(chain_slots) != text_start + len(text):
             raise ProtocolError(f"{base} committed tokens and a chain of {len(chain_slots)} are not the text's")
         tokens_in_range(text, self._vocab_size)
-        committed = text[: base - text_start].tolist()
-        profile.wrote(text_start, committed)
-        if profile.constraint is not None:
-            profile.constraint.write(text_start, committed)
+        _write(profile, text_start, text[: base - text_start].tolist())
         profile, shared_noise = self._picking(profile)
         chain = text[base - text_start :].tolist()
         return Trunk(start, text[start - text_start :], table, profile, shared_noise, base, chain, chain_slots)
@@ -263,7 +255,6 @@ class DraftWorker:
     ) -> PushAhead:
         guesses = [(branch, -1, token) for branch, token in grown.guesses]
         events = np.array(guesses + grown.tokens, dtype=np.int32).reshape(-1, 3)
-        drawn = any(trunk.profile.temperature > 0 and not trunk.shared_noise for trunk in trunks)
         slots = np.array([branches[branch].slots[place] for branch, place, _ in grown.tokens], dtype=np.int64)
         return PushAhead(
             plan=message.plan,
@@ -272,21 +263,21 @@ class DraftWorker:
             branches=np.ascontiguousarray(events[:, 0]),
             places=np.ascontiguousarray(events[:, 1]),
             tokens=np.ascontiguousarray(events[:, 2]),
-            dists=self._workspace.ship(slots) if drawn and len(slots) else Dists.none(),
+            dists=self._dists(trunks, slots),
             busy_s=0.0,
         )
 
-    def _dists(self, jobs: Sequence[Job], slots: Array) -> Dists:
+    def _dists(self, rows: Sequence[Job | Trunk], slots: Array) -> Dists:
         """Every node's dist, or none at all when no node was drawn."""
-        drawn = any(job.profile.temperature > 0 and not job.shared_noise for job in jobs)
+        drawn = any(row.profile.temperature > 0 and not row.shared_noise for row in rows)
         return self._workspace.ship(slots) if drawn and len(slots) else Dists.none()
 
 
-def _write_chains(jobs: Sequence[Job], chains: Sequence[Sequence[int]]) -> None:
-    """Grammars follow the drafts as the KV does, whether or not the speculator looked at them."""
-    for job, chain in zip(jobs, chains, strict=True):
-        if job.profile.constraint is not None:
-            job.profile.constraint.write(job.first, chain)
+def _write(profile: Profile, start: int, tokens: Sequence[int]) -> None:
+    """History and grammar follow what is fed and drafted, as the KV does, whether or not a speculator looks."""
+    profile.wrote(start, tokens)
+    if profile.constraint is not None:
+        profile.constraint.write(start, tokens)
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> Array:
