@@ -53,7 +53,7 @@ class AdaptiveDepth:
     def __init__(self, limits: FixedDepth, timing: DraftTiming) -> None:
         self._limits = limits
         self._timing = timing
-        self._switch = DraftingSwitch(trial_rounds=3 if timing is DraftTiming.AHEAD else 1)
+        self._switch = DraftingSwitch(trial_rounds=2 if timing is DraftTiming.AHEAD else 1)
         self._costs = RoundCosts()
         self._acceptance = Acceptance(limits.depth)
         self._delivered = 1.0  # share of what admitted drafts promise that is there in time
@@ -95,8 +95,10 @@ class AdaptiveDepth:
         return min(admitted + 1, self.wanted(state)) if admitted else 0
 
     def drafting(self, state: RequestState) -> bool:
-        """While on, every request that wants drafts; in a trial those that take part."""
+        """While on, every request that wants drafts; in a trial those that take part, as long as a round follows."""
         if not self._switch.active or not self.wanted(state):
+            return False
+        if self._timing is DraftTiming.AHEAD and self._switch.trial_ends:
             return False
         return self._switch.on or state.row in self._tried
 
@@ -107,14 +109,16 @@ class AdaptiveDepth:
         self._depths = {}
         if not any(map(self.wanted, states)):
             return
-        limits = np.array([self._limits.of(state) for state in states])
         if self._switch.advance():
-            self._look(states, limits)
+            self._look(states, self._limits_of(states))
         plain_known = self._costs.plain.knows(len(states))
         if self._switch.consider_trial(self.gain, plain_known) and self._switch.trying:
             self._choose_tried(states)
         if self._switch.active:
-            self._admit(states, limits)
+            self._admit(states, self._limits_of(states))
+
+    def _limits_of(self, states: Sequence[RequestState]) -> Array:
+        return np.array([self._limits.of(state) for state in states])
 
     def _look(self, states: Sequence[RequestState], limits: Array) -> None:
         """Turn drafting on or off by what it would bring with all drafts at hand, and see for whom it would."""
@@ -210,12 +214,13 @@ class AdaptiveDepth:
     def _observe_gain(self, stats: RoundStats, tokens: int) -> None:
         """Charge a trial for what it lost, and compare other rounds with drafts to what was predicted of them."""
         plain_s = self._costs.plain_s(stats.rows)
-        if plain_s is None or not self._switch.active:
+        if plain_s is None:
             return
-        if self._switch.trying:
+        if self._switch.charging:
             self._switch.charge(min(_SLOWEST, stats.wall_s / plain_s) - tokens / stats.rows)
+        if self._switch.trying:
             self._plain_rounds += _OLD_NEWS * (self._drafted_rounds - self._plain_rounds)
-        elif self._expected_s is not None:
+        elif self._switch.active and self._expected_s is not None:
             rounds = min(stats.wall_s, _LATE * self._expected_s) / plain_s
             fade = 1 - 1 / _BELIEF_ROUNDS
             self._plain_rounds = fade * self._plain_rounds + tokens / stats.rows

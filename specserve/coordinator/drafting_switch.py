@@ -19,8 +19,11 @@ _PATIENCE = 2
 _TRIAL_SHARE = 0.01
 """Of all time, what trials of drafting may lose."""
 
-_SHORTEST, _LONGEST = 16, 512
+_SHORTEST, _LONGEST = 32, 512
 """Rounds between two trials, at least, and between two trials of drafting at most."""
+
+_WAKE = 2
+"""Rounds after a trial of drafting that are charged to it."""
 
 _PLAIN_TRIAL = 2
 """Rounds of a trial of plain decoding."""
@@ -38,7 +41,6 @@ class DraftingSwitch:
         self.trial_left = 0
         self._trial_rounds = trial_rounds
         self._since_trial = _SHORTEST
-        self._gap = _SHORTEST
         self._loss = 0.0
         self._round = 0
         self._in_vain = 0
@@ -54,6 +56,11 @@ class DraftingSwitch:
         return self.trial_left > 0 and not self.on
 
     @property
+    def trial_ends(self) -> bool:
+        """This round is the last of a trial of drafting: what is drafted beside it will never be checked."""
+        return self.trying and self.trial_left == 1
+
+    @property
     def trial_begins(self) -> bool:
         """This round is the first of a trial of drafting."""
         return self.trying and self.trial_left == self._trial_rounds
@@ -66,14 +73,8 @@ class DraftingSwitch:
             return self._round % _WINDOW == 0
         self.trial_left -= 1
         if self.trial_left == 0:
-            self._end_trial()
+            self._since_trial = 0
         return self.trial_left == 0
-
-    def _end_trial(self) -> None:
-        self._since_trial = 0
-        if not self.on:
-            self._gap = int(min(_LONGEST, max(_SHORTEST, self._loss / _TRIAL_SHARE)))
-        self._loss = 0.0
 
     def look(self, gain: float) -> None:
         """Drafting is `gain` times as fast as plain decoding, as far as is known."""
@@ -85,7 +86,7 @@ class DraftingSwitch:
         if self._in_vain == _PATIENCE:
             self.on = False
             self._in_vain = self._since_trial = 0
-            self._gap = _SHORTEST
+            self._loss = 0.0
 
     def consider_trial(self, gain: float, plain_known: bool) -> bool:
         """Begin a trial with this round if one is due, and say so."""
@@ -94,11 +95,17 @@ class DraftingSwitch:
         if self.on:
             due = not plain_known or self._since_trial >= _PLAIN_GAP * min(_MOST_SURE, max(1.0, gain) ** 2)
         else:
-            due = self._since_trial >= self._gap
+            due = self._since_trial >= min(_LONGEST, self._loss / _TRIAL_SHARE)
         if due:
+            self._loss = 0.0
             self.trial_left = _PLAIN_TRIAL if self.on else self._trial_rounds
         return due
 
+    @property
+    def charging(self) -> bool:
+        """This round is part of a trial of drafting, or in its wake: what it left undone is done beside this one."""
+        return not self.on and (self.trial_left > 0 or self._since_trial < _WAKE)
+
     def charge(self, plain_rounds: float) -> None:
-        """A round of the trial lost so much, in rounds of plain decoding; what it gained is negative."""
+        """A round that is charged lost so much, in rounds of plain decoding; what it gained is negative."""
         self._loss += plain_rounds

@@ -146,7 +146,7 @@ def test_off_means_no_draft_message_at_all():
         if pipeline.deepest(1) == [0]:
             assert len(pipeline.draft.plans) - before <= 1  # that of the next round, if it is a trial
     assert len(pipeline.draft.plans) - plans <= trials + 1
-    assert trials <= 200 // 16 + 1
+    assert trials <= 200 // 32 + 1
 
 
 @pytest.mark.parametrize("outcomes", [0, 2])
@@ -266,8 +266,8 @@ def test_gains_around_one_do_not_switch_back_and_forth():
 
 
 def test_trials_of_drafting_lose_a_hundredth_at_most():
-    """A trial that loses half a round is followed by fifty without; a cheaper one by fewer, never below sixteen."""
-    for loss, gap in [(0.5, 50), (2.0, 200), (0.01, 16), (99.0, 512)]:
+    """A trial that loses half a round is followed by fifty without; a cheaper one by fewer, never below 32."""
+    for loss, gap in [(0.5, 50), (2.0, 200), (0.01, 32), (99.0, 512)]:
         switch = DraftingSwitch(1)
         switch.look(0.5)
         switch.look(0.5)
