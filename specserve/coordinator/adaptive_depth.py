@@ -65,6 +65,7 @@ class AdaptiveDepth:
         self._next_tried = 0
         self._depths: dict[RowId, int] = {}
         self._ahead: dict[RowId, int] = {}
+        self._asked: dict[RowId, int] = {}  # of `_ahead`, what was drafted for beside the last round
         self._expected_s: float | None = None
 
     @property
@@ -116,6 +117,8 @@ class AdaptiveDepth:
             self._choose_tried(states)
         if self._switch.active:
             self._admit(states, self._limits_of(states))
+        asking = [state for state in states if self.drafting(state)]
+        self._asked = {state.row: self._ahead.get(state.row, self.depth) for state in asking}
 
     def _limits_of(self, states: Sequence[RequestState]) -> Array:
         return np.array([self._limits.of(state) for state in states])
@@ -158,7 +161,7 @@ class AdaptiveDepth:
     def _most_gain(self, states: Sequence[RequestState], limits: Array, there: Array) -> Array:
         survival = self._survival(states)
         if self._timing is DraftTiming.AHEAD:
-            asked = np.minimum(limits, [self._ahead.get(state.row, self.depth) for state in states])
+            asked = np.minimum(limits, [self._asked.get(state.row, 0) for state in states])
             promised = _worth(survival, asked)
             if promised > 0:
                 self._count_delivered(_worth(survival, np.minimum(asked, there)) / promised)
