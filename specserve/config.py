@@ -104,6 +104,12 @@ class EngineConfig(Section):
     max_requests: int = Field(32, ge=1, le=4096, description="requests decoding at once")
     max_batch_tokens: int = Field(512, ge=2, description="positions in one target forward")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one request in one round, at most")
+    prefill_budget: int = Field(
+        256,
+        ge=1,
+        description="prompt tokens of all requests in one round while others decode, at most; it bounds how long "
+        "prompts hold up running answers",
+    )
     prefix_cache: bool = Field(
         True, description="keep the KV of what was read and written, while there is room, for requests that begin alike"
     )

@@ -2,8 +2,9 @@
 
 Everything is a feed: a row writes committed tokens that a worker lacks and, where these end at the newest token, asks
 for the next one. Decode rows come first and always get their one position; prompts get a reserved share beside them,
-in order of admission, so neither starves the other. When KV blocks run short, drafts go first, then the youngest
-request gives its blocks back and waits to be refilled.
+in order of admission, so neither starves the other, and no more than a budget, because running answers wait for the
+whole round (stall-free batching: Sarathi-Serve, Agrawal et al. 2024). When KV blocks run short, drafts go first, then
+the youngest request gives its blocks back and waits to be refilled.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class Scheduler:
             if state.stage is Stage.RUNNING:
                 self._add_decode(rows, state, min(share, self._depth_of(state)))
         budget = self._config.max_batch_tokens - sum(row.feed + row.depth for row in rows)
+        if rows:
+            budget = min(budget, self._config.prefill_budget)
         for state in list(self.running):
             if budget <= 0:
                 break
@@ -133,7 +136,7 @@ class Scheduler:
             return 0
         left = self._config.max_batch_tokens - decoding
         if len(self.running) > decoding:
-            left -= min(self._config.prefill_chunk, left)
+            left -= min(self._config.prefill_chunk, self._config.prefill_budget, left)
         return left // decoding
 
     def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int) -> None:
