@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
-from scripted_engine import CARD, TOKENIZER, ScriptedEngine, app_of, call, chat, complete, events_of, said
+from scripted_engine import CARD, TOKENIZER, ScriptedEngine, app_of, call, chat, complete, events_of, said, stats
 
 
 def ids(text: str) -> list[int]:
@@ -153,3 +154,15 @@ def test_template_variables_reach_the_template() -> None:
     """chat_template_kwargs and reasoning_effort are the template's own; this one ignores them."""
     engine = ScriptedEngine(said("x"))
     assert chat(app_of(engine), chat_template_kwargs={"thinking": False}, reasoning_effort="low").status_code == 200
+
+
+@pytest.mark.parametrize("ask", [chat, complete])
+def test_cached_prompt_tokens_and_salts(ask) -> None:
+    """usage says how much of the prompt was cached; cache_salt reaches the engine and is bounded."""
+    engine = ScriptedEngine(said("yes", stats_=replace(stats(3), cached_tokens=4)))
+    usage = ask(app_of(engine), cache_salt="tenant").json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert engine.requests[0].cache_salt == "tenant"
+    assert ask(app_of(engine)).status_code == 200
+    assert engine.requests[1].cache_salt == ""
+    assert ask(app_of(engine), cache_salt="x" * 257).status_code == 400

@@ -145,7 +145,7 @@ def gauges(url):
     held, seen = 0.0, set()
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
         for sample in family.samples:
-            if sample.name in names and sample.labels.get("state", "held") != "free":
+            if sample.name in names and sample.labels.get("state", "held") not in ("free", "cached"):
                 held += sample.value
                 seen.add(sample.name)
     assert seen == names
