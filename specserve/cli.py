@@ -99,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     _load_arguments(bench.add_parser("load", help="what clients see under load, and what the HTTP side costs"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
+    _prefix_arguments(
+        bench.add_parser("prefix", help="first tokens warm against cold, and what prompts cost the others")
+    )
     _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
     return parser
 
@@ -215,6 +218,15 @@ def _coordinator_arguments(coordinator: argparse.ArgumentParser) -> None:
     coordinator.add_argument("--rounds", type=int, default=100, help="timed rounds of each; default: 100")
     coordinator.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
     coordinator.set_defaults(verb=_coordinator)
+
+
+def _prefix_arguments(prefix: argparse.ArgumentParser) -> None:
+    _config_arguments(prefix)
+    prefix.add_argument("--prefix", type=int, default=1000, help="tokens that prompts share; default: 1000")
+    prefix.add_argument("--repeats", type=int, default=5, help="beginnings that are read cold and warm; default: 5")
+    prefix.add_argument("--budgets", type=_numbers, default=(32, 128, 512), help="prefill budgets; default: 32,128,512")
+    prefix.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    prefix.set_defaults(verb=_prefix)
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -514,6 +526,20 @@ def _coordinator(arguments: argparse.Namespace) -> int:
     show("the coordinator's own processor time for a round", rows)
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in names}, rows)
+    return 0
+
+
+def _prefix(arguments: argparse.Namespace) -> int:
+    from specserve.bench.prefix import Options, measure
+    from specserve.bench.report import show, write_json
+
+    config = _runnable(arguments)
+    names = ("prefix", "repeats", "budgets")
+    settings = {name: getattr(arguments, name) for name in names}
+    rows = measure(config, Options(**settings), _progress)
+    show(f"{config.served_name}: prompts that begin alike, and a prompt beside a running answer", rows)
+    if arguments.json is not None:
+        write_json(arguments.json, config.model_dump() | {"bench": settings}, rows)
     return 0
 
 

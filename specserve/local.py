@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -241,7 +242,8 @@ class LocalEngine:
         loop = asyncio.get_running_loop()
 
         def receive(delta: Delta) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, delta)
+            with suppress(RuntimeError):  # the caller's event loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(inbox.put_nowait, delta)
 
         ticket = _Ticket([request], receive)
         try:
