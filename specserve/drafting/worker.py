@@ -21,6 +21,7 @@ from specserve.config import Config
 from specserve.drafting import Branch, Grown, Job, Speculator, Trunk
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
 from specserve.errors import ProtocolError
+from specserve.models import AtOnce, Hardware
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -41,7 +42,8 @@ class DraftWorker:
     vocab_size bounds the tokens that may be fed; block_tokens is the size of the backend's pages. picks says for each
     rule how its drafted tokens are picked; those that are not in it are sampled. Only sampled tokens need their dists
     shipped, and only where the temperature is not 0; a push ships those of all its nodes or of none.
-    grammars are needed for structured requests only.
+    grammars are needed for structured requests only; hardware is what results are waited for on, where reading them
+    does not do that.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class DraftWorker:
         block_tokens: int = 16,
         picks: Mapping[RuleName, DraftPicks] | None = None,
         grammars: Grammars | None = None,
+        hardware: Hardware | None = None,
     ) -> None:
         self._speculator = speculator
+        self._hardware = AtOnce() if hardware is None else hardware
         self._workspace = workspace
         self._vocab_size = vocab_size
         self._block_tokens = block_tokens
@@ -78,6 +82,7 @@ class DraftWorker:
 
     def _plan(self, message: Plan) -> Message:
         began = perf_counter()
+        self._hardware.arrived()
         try:
             with torch.inference_mode():
                 jobs, faults = self._read(message)
@@ -86,7 +91,9 @@ class DraftWorker:
                 chains = self._speculator.propose(jobs, self._workspace)
                 for job, chain in zip(jobs, chains, strict=True):
                     _write(job.profile, job.first, chain)
-                return self._push(message, jobs, chains, began)
+                push = self._push(message, jobs, chains)
+                self._hardware.finish()
+            return replace(push, busy_s=perf_counter() - began)
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             return _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -138,7 +145,7 @@ class DraftWorker:
             profile = replace(profile, temperature=0.0)
         return profile, picks == "shared_noise" and profile.temperature > 0
 
-    def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]], began: float) -> Push:
+    def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]]) -> Push:
         lengths = [len(chain) for chain in chains]
         slots = _flat([job.slots[:length].tolist() for job, length in zip(jobs, lengths, strict=True)])
         firsts = np.array([job.first for job in jobs], dtype=np.int32)
@@ -157,13 +164,14 @@ class DraftWorker:
             ),
             sampled=np.ones(len(slots), dtype=bool),
             dists=self._dists(jobs, slots),
-            busy_s=perf_counter() - began,
+            busy_s=0.0,
         )
 
     # ---- ahead of the verdict
 
     def _plan_ahead(self, message: PlanAhead) -> Iterator[Message]:
         began = perf_counter()
+        self._hardware.arrived()
         try:
             trunks, faults = self._trunks(message)
             if faults:
@@ -175,9 +183,10 @@ class DraftWorker:
             for step in range(steps):
                 with torch.inference_mode():
                     push = self._push_ahead(message, step, steps, trunks, branches, next(growing))
+                self._hardware.finish()
                 now = perf_counter()
                 yield replace(push, busy_s=now - began)
-                began = perf_counter()
+                began = now
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             yield _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -305,6 +314,7 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
         vocab_size=backend.vocab_size,
         block_tokens=config.engine.block_tokens,
         grammars=grammars,
+        hardware=backend.hardware,
     )
     return worker, info
 

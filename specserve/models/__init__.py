@@ -71,6 +71,28 @@ class NoRowStates:
         """Nothing was kept."""
 
 
+class Hardware(Protocol):
+    """What a backend runs on, as far as a worker has to know when its results are there."""
+
+    def arrived(self) -> None:
+        """A batch of work came in."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until what forwards returned, and what was computed from it, may be told to others."""
+        ...
+
+
+class AtOnce:
+    """`Hardware` whose results are there when they can be read."""
+
+    def arrived(self) -> None:
+        """Nothing to note."""
+
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
+
 class Backend(Protocol):
     """A loaded model with its own KV pages."""
 
@@ -92,6 +114,11 @@ class Backend(Protocol):
     @property
     def place(self) -> str:
         """The hardware that its steps keep busy: two models of one place take turns."""
+        ...
+
+    @property
+    def hardware(self) -> Hardware:
+        """When results are there."""
         ...
 
     @property

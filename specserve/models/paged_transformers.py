@@ -17,7 +17,17 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import NoRowStates, RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
+from specserve.models import (
+    AtOnce,
+    NoRowStates,
+    RaggedBatch,
+    _attention,
+    _invariance,
+    _linear,
+    _refusals,
+    _rope,
+    loading,
+)
 from specserve.models._invariant_step import InvariantStep
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
 from specserve.models._row_groups import RaggedPlan
@@ -75,6 +85,11 @@ class PagedTransformers:
     def place(self) -> str:
         """The GPU, or this machine's CPU."""
         return loading.place_of(self._device)
+
+    @property
+    def hardware(self) -> AtOnce:
+        """Reading a result waits for it."""
+        return AtOnce()
 
     @property
     def states(self) -> NoRowStates:

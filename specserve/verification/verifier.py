@@ -23,7 +23,7 @@ import torch
 
 from specserve.config import Config, EngineConfig
 from specserve.errors import ProtocolError
-from specserve.models import Backend
+from specserve.models import AtOnce, Backend, Hardware
 from specserve.models._stretches import ragged
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -51,14 +51,22 @@ class Verifier:
     """A `transport.Worker` that holds the target. Never raises from `handle`.
 
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
-    configures the rules; grammars are needed for structured requests only. Raises ConfigError when the configured
+    configures the rules; grammars are needed for structured requests only; hardware is what results are waited for on,
+    where reading them does not do that. Raises ConfigError when the configured
     rule is not one that can be built.
     """
 
     def __init__(
-        self, backend: Backend, *, vocab_size: int, engine: EngineConfig | None = None, grammars: Grammars | None = None
+        self,
+        backend: Backend,
+        *,
+        vocab_size: int,
+        engine: EngineConfig | None = None,
+        grammars: Grammars | None = None,
+        hardware: Hardware | None = None,
     ) -> None:
         self._backend = backend
+        self._hardware = AtOnce() if hardware is None else hardware
         self._vocab_size = min(vocab_size, backend.vocab_size)
         self._profiles = Profiles(grammars)
         self._mask_thread = ThreadPoolExecutor(1, "specserve-masks")
@@ -96,6 +104,7 @@ class Verifier:
 
     def _round(self, message: Verify) -> Message:
         began = perf_counter()
+        self._hardware.arrived()
         rows, faults = read(message, self._profiles, self._backend.vocab_size)
         if faults:
             return _failed(message.round, faults)
@@ -119,7 +128,8 @@ class Verifier:
         for row in rows:
             row.profile.wrote(row.first, row.chain.tolist())
         scores, prompt_scores = scorer.emitted(kept, chosen), scorer.prompt()
-        judged = perf_counter()
+        judging_s = perf_counter() - forwarded
+        self._hardware.finish()
         if not healthy.all():
             reason = "the target's logits are not finite"
             return _failed(message.round, {int(row): reason for row in message.rows[healthy == 0]}, reason)
@@ -129,8 +139,8 @@ class Verifier:
             message.epochs,
             kept.astype(np.int32),
             chosen.astype(np.int32),
-            forwarded - began,
-            judged - forwarded,
+            perf_counter() - began - judging_s,
+            judging_s,
             scores,
             prompt_scores,
         )
@@ -205,5 +215,7 @@ def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     backend, info = load_backend(config.target, "target", config.engine)
     grammars = Grammars(Tokenizer.load(prepare(config.target, log.info, role="target")))
-    verifier = Verifier(backend, vocab_size=info.vocab_size, engine=config.engine, grammars=grammars)
+    verifier = Verifier(
+        backend, vocab_size=info.vocab_size, engine=config.engine, grammars=grammars, hardware=backend.hardware
+    )
     return verifier, replace(info, rules=verifier.rules)
