@@ -141,8 +141,9 @@ def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
 
 def _pipeline_arguments(pipeline: argparse.ArgumentParser) -> None:
     modes = ("plain", "serial", "ahead1", "ahead")
+    pipeline.add_argument("--transport", choices=("socket", "ray"), default="socket", help="default: socket")
     pipeline.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="device profile: a name or a .json file")
-    pipeline.add_argument("--modes", type=_names, default=modes, help=f"any of {','.join(modes)}, the default")
+    pipeline.add_argument("--modes", type=_names, default=modes, help=f"default: {','.join(modes)}; also: adaptive")
     pipeline.add_argument("--batch", type=_numbers, default=(1, 8, 32, 64), help="requests; default: 1,8,32,64")
     pipeline.add_argument("--temperature", type=_floats, default=(0.0, 0.7, 1.0), help="default: 0,0.7,1")
     pipeline.add_argument("--rule", default="coupled", help="verification rule; default: coupled")
@@ -439,6 +440,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
         depths=arguments.depth,
         acceptance=arguments.acceptance,
         runner_up_hit=arguments.runner_up_hit,
+        transport=arguments.transport,
         window_s=arguments.window,
     )
     rows = measure(options, _progress)
