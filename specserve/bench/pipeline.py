@@ -165,6 +165,9 @@ _HEADINGS = {
 }
 
 
+_SAME = ("profile", "transport", "rule")
+
+
 def table(rows: list[Row]) -> list[Row]:
     """The rows as people read them: without what is the same in all, under headings that fit."""
     return [

@@ -5,8 +5,8 @@ A batch of rows is columnar: one array per field, ragged fields flattened with a
 
 Frames of a message: a msgpack map {"kind": class name, field: value, …} in which every array is described as
 [dtype in numpy's short form, shape] and every record as the list of its fields (`records`); then the raw bytes of all
-small arrays in field order, each padded to 8 bytes; then each large array. Few frames matter: in a round every frame costs both sides more
-than its bytes do.
+small arrays in field order, each padded to 8 bytes; then each large array. Few frames matter: in a round every frame
+costs both sides more than its bytes do.
 """
 
 from __future__ import annotations
