@@ -76,7 +76,7 @@ class Activity:
         span = DeviceSpan(role, number, sent_s, now, busy_s, rows, positions)
         self._metrics.computed(role, phases, max(0.0, now - sent_s - sum(phases.values())))
         self._spans.append(span)
-        overlap_s = sum(_shared(span, other) for other in self._recent[_OTHER[role]])
+        overlap_s = _shared(span, self._recent[_OTHER[role]])
         if overlap_s > 0:
             self._metrics.overlapped(overlap_s)
         self._recent[role].append(span)
@@ -101,5 +101,11 @@ class Activity:
         return "peer" if _OTHER[role] in self._sent else "coordinator"
 
 
-def _shared(one: DeviceSpan, other: DeviceSpan) -> float:
-    return max(0.0, min(one.ended_s, other.ended_s) - max(one.began_s, other.began_s))
+def _shared(span: DeviceSpan, others: deque[DeviceSpan]) -> float:
+    """Seconds in which the other worker computed, too; its batches are in the order of their ends."""
+    began_s, ended_s, shared_s = span.began_s, span.ended_s, 0.0
+    for other in reversed(others):
+        if other.ended_s <= began_s:
+            break
+        shared_s += max(0.0, min(ended_s, other.ended_s) - max(began_s, other.began_s))
+    return shared_s
