@@ -42,6 +42,9 @@ class EmulatedConfig(Section):
     strict: bool = Field(False, description="refuse a step that took longer to compute than the device takes")
 
 
+_MOST_OF_A_RESOURCE = 1_000_000
+
+
 class ModelConfig(Section):
     """Where a model comes from and how it is held."""
 
@@ -49,12 +52,25 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, …")
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0 lets placement decide")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Ray resources that its node must have besides CPU and GPU: {draft_node: 1}"
+    )
     context_length: int | None = Field(None, ge=16, description="cap on the model's own context, in tokens")
     kv_blocks: int | None = Field(None, ge=1, description="KV pages; None derives them from kv_memory_gib")
     kv_memory_gib: float = Field(1.0, gt=0, description="memory for KV pages when kv_blocks is None")
     allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
     trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
     emulated: EmulatedConfig = Field(default_factory=EmulatedConfig)
+
+    @field_validator("resources")
+    @classmethod
+    def _grantable(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            if name in ("CPU", "GPU", "memory", "object_store_memory") or not name:
+                raise ValueError(f"{name!r} is not a resource of your own; name one that nodes were started with")
+            if not 0 < amount <= _MOST_OF_A_RESOURCE or (amount > 1 and amount != int(amount)):
+                raise ValueError(f"{amount:g} of {name!r} cannot be asked for; ask for a share up to 1, or for a count")
+        return value
 
 
 class DraftConfig(Section):
@@ -225,6 +241,9 @@ class ClusterConfig(Section):
     start_timeout_s: float = Field(600.0, gt=0)
     heartbeat_s: float = Field(0.2, gt=0)
     lost_after_s: float = Field(1.5, gt=0, description="silence after which a worker's process counts as lost")
+    slow_link_s: float = Field(
+        0.001, gt=0, description="round trip between coordinator and worker that a warning is given from"
+    )
 
 
 class SloConfig(Section):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from specserve import __version__, drafting, logs
 from specserve import config as configs
 from specserve.cluster.actors import node_address
+from specserve.cluster.link import Echo, EchoAddress
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import RayChannel
 from specserve.coordinator.engine import Engine
@@ -114,6 +115,11 @@ class CoordinatorActor:
         if self._config.cluster.transport == "ray":
             return None
         return self._endpoint.accept(role, life)
+
+    def echo(self) -> EchoAddress:
+        """Where a worker may measure how far away it is, once, within a few seconds."""
+        node_id, host = node_address()
+        return Echo(host, node_id).address
 
     def start(self, target: Joined, draft: Joined | None) -> ModelCard:
         """Make the engine and begin to serve. Raises ConfigError when the workers' limits do not fit.

@@ -53,6 +53,7 @@ def _serve(config: Config, stopping: threading.Event, ray_address: str | None, o
         if up:
             _banner(config, out)
             _warn(config)
+            _warn_of_links()
             stopping.wait()
             drain()
 
@@ -201,6 +202,12 @@ def _warn(config: Config) -> None:
             f"warning: anybody who reaches {config.server.host} can use this server; set SPECSERVE_API_KEY, or listen "
             f"on 127.0.0.1"
         )
+
+
+def _warn_of_links() -> None:
+    state = pipeline_state()
+    for line in () if state is None else state.warnings:
+        _tell(f"warning: {line}")
 
 
 def _tell(line: str) -> None:

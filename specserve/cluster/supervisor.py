@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from specserve.cluster.actors import CONTROL, WORKER_ACTORS, WorkerState
 from specserve.cluster.calls import or_none, result, state_of
 from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorState, Joined
+from specserve.cluster.link import Link
 from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError, Unavailable
@@ -76,6 +77,7 @@ class Supervisor:
         self._health = Health("starting", "creating processes")
         self._card: ModelCard | None = None
         self._recovering = False
+        self._warnings: list[str] = []
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,25 @@ class Supervisor:
         await self._load_first()
         await self._check_vocabularies()
         await self._begin()
+        await self._measure_links()
+
+    async def _measure_links(self) -> None:
+        """Warn of a worker that is far from the coordinator. What cannot be measured does not keep anything waiting."""
+        for member in self._members.values():
+            try:
+                echo = await result(self._coordinator.echo.remote(), _CALL_TIMEOUT_S)
+                link: Link | None = await result(member.handle.link_to.remote(echo), _CALL_TIMEOUT_S)
+            except (RayActorError, SpecserveError) as error:
+                log.warning("the way to the %s worker was not measured: %s", member.role, error)
+                continue
+            if link is not None:
+                log.info("%s worker: %.3f ms to the coordinator", member.role, 1000 * link.round_trip_s)
+                self._warn(link.warning(member.role, self._config.cluster.slow_link_s))
+
+    def _warn(self, text: str | None) -> None:
+        if text is not None:
+            log.warning("%s", text)
+            self._warnings.append(text)
 
     async def _load_first(self) -> None:
         timeout_s = self._config.cluster.start_timeout_s
@@ -312,6 +333,11 @@ class Supervisor:
     def health(self) -> Health:
         """As of the last poll."""
         return self._health
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know about how this pipeline is placed."""
+        return tuple(self._warnings)
 
     @property
     def progress(self) -> dict[str, str]:
