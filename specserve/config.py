@@ -240,7 +240,7 @@ class TracingConfig(Section):
 
     exporter: Literal["none", "otlp", "file", "console"] = "none"
     endpoint: str = Field("http://127.0.0.1:4318/v1/traces", description="otlp: where a collector takes spans by HTTP")
-    path: str = Field("traces.jsonl", description="file: one span as JSON a line, behind what is there")
+    path: str | None = Field(None, description="file: absolute path; one span as JSON a line, behind what is there")
     share: float = Field(1.0, ge=0, le=1, description="requests traced, of those whose traceparent does not say")
 
     @field_validator("endpoint")
@@ -250,6 +250,13 @@ class TracingConfig(Section):
         if scheme not in ("http", "https") or not rest:
             raise ValueError(f"{value!r} is no address; write one with its path, e.g. http://127.0.0.1:4318/v1/traces")
         return value
+
+    @model_validator(mode="after")
+    def _usable_path(self) -> TracingConfig:
+        # Actors have working folders of their own.
+        if self.exporter == "file" and not Path(self.path or "").is_absolute():
+            raise ValueError(f"exporter file needs an absolute path (found path {self.path!r})")
+        return self
 
 
 class ObserveConfig(Section):

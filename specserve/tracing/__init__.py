@@ -75,3 +75,10 @@ def tracer_of(config: TracingConfig, part: str) -> Tracer | None:
             f"observe.tracing.exporter {config.exporter} needs OpenTelemetry ({error}): "
             f"pip install specserve[tracing], or set it to none"
         ) from None
+
+
+def check(config: TracingConfig) -> None:
+    """Raise ConfigError where `tracer_of` would."""
+    tracer = tracer_of(config, "check")
+    if tracer is not None:
+        tracer.close()

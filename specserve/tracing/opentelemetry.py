@@ -102,10 +102,11 @@ def _exporter(config: TracingConfig) -> SpanExporter:
         return OTLPSpanExporter(endpoint=config.endpoint)
     if config.exporter == "console":
         return ConsoleSpanExporter(out=sys.stderr, formatter=_line)
+    path = str(config.path)
     try:
-        return ConsoleSpanExporter(out=open(config.path, "a", encoding="utf-8"), formatter=_line)
+        return ConsoleSpanExporter(out=open(path, "a", encoding="utf-8"), formatter=_line)
     except OSError as error:
-        raise ConfigError(f"observe.tracing.path: cannot write {config.path}: {error.strerror or error}") from None
+        raise ConfigError(f"observe.tracing.path: cannot write {path}: {error.strerror or error}") from None
 
 
 def _line(span: ReadableSpan) -> str:

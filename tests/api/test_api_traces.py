@@ -151,8 +151,8 @@ def test_a_share_of_requests_is_traced(tmp_path):
 
 def test_wrong_settings_are_refused_with_what_to_do(tmp_path):
     """An address without a scheme, a file that cannot be, an exporter that nobody knows."""
-    for wrong in ({"endpoint": "localhost:4318"}, {"exporter": "jaeger"}, {"share": 2}):
-        with pytest.raises(ConfigError, match=r"observe\.tracing\."):
+    for wrong in ({"endpoint": "localhost:4318"}, {"exporter": "jaeger"}, {"share": 2}, {"exporter": "file"}):
+        with pytest.raises(ConfigError, match=r"observe\.tracing"):
             configs.parse({"observe": {"tracing": wrong}})
     with pytest.raises(ConfigError, match="cannot write"):
         tracer_of(TracingConfig(**settings(tmp_path, path=str(tmp_path / "no" / "folder"))), "ingress")
