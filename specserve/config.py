@@ -254,10 +254,35 @@ class SloConfig(Section):
     e2e_s: float = Field(60.0, gt=0, description="longest time to the last token")
 
 
+class TracingConfig(Section):
+    """Where the spans of requests go, if anywhere; needs the extra specserve[tracing]. See docs/tracing.md."""
+
+    exporter: Literal["none", "otlp", "file", "console"] = "none"
+    endpoint: str = Field("http://127.0.0.1:4318/v1/traces", description="otlp: where a collector takes spans by HTTP")
+    path: str | None = Field(None, description="file: absolute path; one span as JSON a line, behind what is there")
+    share: float = Field(1.0, ge=0, le=1, description="requests traced, of those whose traceparent does not say")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _usable_endpoint(cls, value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if scheme not in ("http", "https") or not rest:
+            raise ValueError(f"{value!r} is no address; write one with its path, e.g. http://127.0.0.1:4318/v1/traces")
+        return value
+
+    @model_validator(mode="after")
+    def _usable_path(self) -> TracingConfig:
+        # Actors have working folders of their own.
+        if self.exporter == "file" and not Path(self.path or "").is_absolute():
+            raise ValueError(f"exporter file needs an absolute path (found path {self.path!r})")
+        return self
+
+
 class ObserveConfig(Section):
     """What is told about the server, and to whom."""
 
     slo: SloConfig = Field(default_factory=SloConfig)
+    tracing: TracingConfig = Field(default_factory=TracingConfig)
     vllm_aliases: bool = Field(True, description="also export vllm:spec_decode_…, which benchmark clients look for")
     ray_metrics: bool = Field(False, description="mirror all metrics into those that Ray exports on every node")
 

@@ -34,6 +34,7 @@ from specserve.metrics.ledger import COORDINATOR
 from specserve.sampling.grammar import Grammars
 from specserve.text import AnswerText, Tokenizer
 from specserve.timeline import chrome_trace
+from specserve.tracing import tracer_of
 from specserve.transport import Mailbox, Worker
 from specserve.transport.local import LocalChannel, ThreadChannel
 from specserve.types import (
@@ -128,6 +129,7 @@ class LocalEngine:
         self._metrics = EngineMetrics(self.config.served_name, self.config.engine.depth, self.config.observe.slo)
         self._metrics.configured(self.config, __version__)
         self._ledger = Ledger(aliases=self.config.observe.vllm_aliases)
+        self._tracer = tracer_of(self.config.observe.tracing, "coordinator")
         self._receivers: dict[str, Callable[[Delta], None]] = {}
         self._numbers = itertools.count()
         self._closed = False
@@ -147,6 +149,7 @@ class LocalEngine:
             tokenizer=parts.tokenizer,
             metrics=self._metrics,
             sink=self._deliver,
+            tracer=self._tracer,
         )
         self._channels = [each for each in (verifier, drafter) if each is not None]
         self._mailbox = mailbox
@@ -328,6 +331,8 @@ class LocalEngine:
             self._loop.stop()
             for each in self._channels:
                 each.close()
+            if self._tracer is not None:
+                self._tracer.close()
 
     def __enter__(self) -> Self:
         return self

@@ -95,6 +95,7 @@ class Request:
     source names the one speculator that drafts for this request; None means the deployment's, behind the prediction
     where there is one. prediction holds the tokens that the client expects the answer to be, none if it expects
     nothing: they are drafts, and change no answer.
+    trace is the W3C traceparent of the span that this request belongs to, None where nobody traces it.
     """
 
     id: RequestId
@@ -114,6 +115,7 @@ class Request:
     structured: Structured | None = None
     source: SourceName | None = None
     prediction: tuple[int, ...] = ()
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

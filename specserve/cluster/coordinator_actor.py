@@ -24,6 +24,7 @@ from specserve.models import vocabulary
 from specserve.models.loading import prepare
 from specserve.text import Tokenizer
 from specserve.timeline import chrome_trace
+from specserve.tracing import tracer_of
 from specserve.transport import Channel, Mailbox, PeerLost
 from specserve.transport.messages import Deltas
 from specserve.transport.socket import Address, Endpoint, Heart
@@ -104,6 +105,7 @@ class CoordinatorActor:
         self._endpoint = Endpoint(self._mailbox, host=host, node_id=node_id, lost_after_s=lost_after_s)
         self._metrics = EngineMetrics(self._config.served_name, self._config.engine.depth, self._config.observe.slo)
         self._metrics.configured(self._config, __version__)
+        self._tracer = tracer_of(self._config.observe.tracing, "coordinator")
         self._ingresses: dict[str, _IngressLink] = {}
         self._engine: Engine | None = None
         self._loop: Loop | None = None
@@ -146,6 +148,7 @@ class CoordinatorActor:
             sink=self._deliver,
             life=target.life,
             draft_life=0 if draft is None else draft.life,
+            tracer=self._tracer,
         )
         loop = Loop(engine, self._mailbox)
         loop.start()
@@ -280,6 +283,8 @@ class CoordinatorActor:
         for link in self._ingresses.values():
             link.close()
         self._endpoint.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
 
 def _as_unavailable(delta: Delta) -> Delta:

@@ -18,7 +18,7 @@ import ray
 from ray import serve
 from rich.console import Console
 
-from specserve import drafting, folders
+from specserve import drafting, folders, tracing
 from specserve.cluster.deploy import APP_NAME, PIPELINE, application
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
@@ -63,6 +63,7 @@ def check_config(config: Config, *, models_here: bool) -> None:
 
     models_here: the workers will run on this machine, so the models must be here.
     """
+    tracing.check(config.observe.tracing)
     with_draft = drafting.has_worker(config.draft) and config.engine.depth > 0
     rules = folders.names_in("verification")
     if config.engine.rule not in rules:

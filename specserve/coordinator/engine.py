@@ -35,6 +35,7 @@ from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
 from specserve.coordinator.slots import SlotPool
+from specserve.coordinator.traces import RequestTraces
 from specserve.coordinator.verifier_link import VerifierLink
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, takes_turns
 from specserve.errors import (
@@ -48,6 +49,7 @@ from specserve.errors import (
 )
 from specserve.metrics import EngineMetrics
 from specserve.text import Tokenizer
+from specserve.tracing import Tracer
 from specserve.transport import Arrived, Channel, PeerLost
 from specserve.transport.messages import Cannot, Failed, Message, Verdict
 from specserve.types import (
@@ -84,8 +86,9 @@ class Engine:
         draft_life: int = 0,
         guessers: Mapping[str, RequestGuesser] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
     ) -> None:
-        """guessers are the model-free speculators that a request may have for its own.
+        """guessers are the model-free speculators that a request may have for its own. tracer takes spans of requests.
 
         Raises ConfigError when the workers' limits can never serve a request.
         """
@@ -119,6 +122,7 @@ class Engine:
         self._draining = False
         self._dead: str | None = None
         self.activity = Activity(metrics, clock)
+        self._traces = None if tracer is None else RequestTraces(tracer, self.activity, clock)
         self.activity.joined("target")
         metrics.joined("target", target)
         metrics.rules(target.rules)
@@ -137,6 +141,8 @@ class Engine:
         row = RowId(self._next_row)
         self._next_row += 1
         state = admitted(row, request, owner, self._tokenizer, self._clock())
+        if self._traces is not None:
+            self._traces.admitted(state)
         self._states[request.id] = state
         self._scheduler.waiting.append(state)
 
@@ -170,8 +176,10 @@ class Engine:
         self._outbox.forget_round()
         failure = Failure(500, SpecserveError.code, reason)
         for state in self._states.values():
-            delta = Delta(state.request.id, (), finish="error", stats=state.stats(self._clock()), failure=failure)
-            self._outbox.put(state.owner, delta)
+            stats = state.stats(self._clock())
+            self._outbox.put(state.owner, Delta(state.request.id, (), finish="error", stats=stats, failure=failure))
+            if self._traces is not None:
+                self._traces.ended(state, "error", stats, failure)
         self._states.clear()
 
     def drain(self) -> None:
@@ -311,7 +319,7 @@ class Engine:
             self._verifier.open(entry.state)
         sent = verify_message(self._round_number, checked)
         # Before the message leaves: in one process the work is done when `send` returns.
-        self.activity.sent("target", self._round_number, len(checked), len(sent.feeds) + len(sent.chains))
+        self.activity.sent("target", self._round_number, len(checked), len(sent.feeds) + len(sent.chains), checked)
         self._verifier.send(sent)
         slots = [slot for entry in checked for slot in entry.chain.slots]
         current = Round(sent, checked, slots, self._round_began_s, self._fallbacks(checked))
@@ -368,6 +376,8 @@ class Engine:
             ahead = self._drafts.foreseen(len(commits))
         verdicts = Verdicts(current, verdict, commits, now, draft_busy, ahead)
         self._outbox.put_off(verdicts)
+        if self._traces is not None:
+            self._traces.committed(verdicts)
         if isinstance(self._policy, AdaptiveDepth):
             checked = [Checked(commit.state.row, commit.offered, commit.confirmed) for commit in commits]
             self._policy.observe(verdicts.stats(), checked)
@@ -435,6 +445,8 @@ class Engine:
             self._release_target(state)
         stats = state.stats(self._clock())
         self._metrics.ended(finish, stats)
+        if self._traces is not None:
+            self._traces.ended(state, finish, stats, failure)
         last = Delta(state.request.id, ()) if made is None else made
         self._outbox.put(state.owner, replace(last, finish=finish, stats=stats, failure=failure))
 
@@ -462,6 +474,8 @@ class Engine:
         """
         booked = self._outbox.book()
         self._outbox.hand_over(self._sink)
+        if self._traces is not None:
+            self._traces.write()
         if self._dead is None:
             self._drafts.tidy()
         if booked or self._round is None:

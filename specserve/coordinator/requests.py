@@ -70,6 +70,7 @@ class RequestState:
     predicted: list[int] = field(default_factory=list)  # what the client's prediction says of this round
     accepted_prediction: int = 0
     rejected_prediction: int = 0
+    trace: str | None = None  # traceparent of its span here, where it is traced
     longest: int = field(init=False)  # tokens when max_tokens are used up
     scored: bool = field(init=False)  # log-probabilities were asked for
 

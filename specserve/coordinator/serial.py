@@ -66,7 +66,7 @@ class SerialDrafts(WorkerSource):
         self._plan = _PlanInFlight(self._number, planned, [])
         self.link.open(planned)
         positions = sum(row.feed + len(row.slots) for row in planned)
-        self.link.activity.sent("draft", self._number, len(planned), positions)
+        self.link.activity.sent("draft", self._number, len(planned), positions, planned)
         self.link.send(plan_message(self._number, planned))
         return True
 

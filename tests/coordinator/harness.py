@@ -70,6 +70,7 @@ class Pipeline:
         make_draft=None,
         make_channel=HeldChannel,
         round_s=0.0,
+        tracer=None,
         **engine,
     ):
         self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
@@ -96,6 +97,7 @@ class Pipeline:
             metrics=self.metrics,
             sink=self.sink,
             clock=self.clock,
+            tracer=tracer,
         )
 
     def sink(self, owner, deltas):
