@@ -500,7 +500,8 @@ def _chaos(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_json_path(arguments.json)
     names = ("profile", "clients", "seconds", "seed", "kinds", "roles", "max_tokens")
-    options = Options(*(getattr(arguments, name) for name in names), arguments.hold, arguments.pause)
+    given = {name: getattr(arguments, name) for name in names}
+    options = Options(**given, hold_s=arguments.hold, pause_s=arguments.pause)
     outcome = measure(options, _progress)
     show(f"{options.profile}, {options.clients} clients: faults by role and kind", rows(outcome))
     show("the whole run", [summary(outcome)])
