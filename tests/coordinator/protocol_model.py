@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -30,14 +30,16 @@ Event = tuple[str, ...]
 
 WORKERS = ("draft", "target")
 
+RARE = frozenset({"late", "double", "drop", "lose", "cancel", "stale", "wait"})
+
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much may happen. rare counts, by kind, the events that may each happen so many times in one history."""
+    """How much may happen: `rare` events of any of the kinds in RARE in one history, and all others without limit."""
 
     prompts: dict[str, tuple[int, ...]]
     max_tokens: int
-    rare: dict[str, int]
+    rare: int
     settings: dict[str, Any]
 
 
@@ -60,7 +62,7 @@ class World:
         self.admitted: list[str] = []
         self.cancelled: list[str] = []
         self.away: set[str] = set()
-        self.rare = Counter(bounds.rare)
+        self.rare = bounds.rare
         self.waited_for_verifier = False  # longer than anybody has to
         self.stale: list[Arrived] = []  # what workers said in lives that are over
 
@@ -76,20 +78,10 @@ class World:
                 yield ("admit", name)
                 break  # requests are alike: the order of their names says nothing
         for role in WORKERS:
-            channel = self.channel(role)
             if role in self.away:
                 yield ("rejoin", role)
-                continue
-            if channel.held:
-                yield ("work", role)
-            if channel.replies:
-                yield ("arrive", role)
-            if len(channel.replies) > 1:
-                yield from self._if_left("late", role)
-            if channel.replies and role == "draft":
-                yield from self._if_left("double", role)
-                yield from self._if_left("drop", role)
-            yield from self._if_left("lose", role)
+            else:
+                yield from self._worker_events(role)
         for name in self.admitted:
             if name in self.here.engine._states:
                 yield from self._if_left("cancel", name)
@@ -98,15 +90,27 @@ class World:
         if self.here.engine.deadline_s is not None:
             yield from self._if_left("wait", "")
 
+    def _worker_events(self, role: str) -> Iterator[Event]:
+        channel = self.channel(role)
+        if channel.held:
+            yield ("work", role)
+        if channel.replies:
+            yield ("arrive", role)
+        if len(channel.replies) > 1:
+            yield from self._if_left("late", role)
+        if channel.replies and role == "draft":
+            yield from self._if_left("double", role)
+            yield from self._if_left("drop", role)
+        yield from self._if_left("lose", role)
+
     def _if_left(self, kind: str, subject: str) -> Iterator[Event]:
-        if self.rare[kind]:
+        if self.rare:
             yield (kind, subject)
 
     def apply(self, event: Event) -> None:
         """Let it happen, then do what the loop does after each event."""
         kind, subject = event
-        if kind in self.bounds.rare:
-            self.rare[kind] -= 1
+        self.rare -= kind in RARE
         getattr(self, f"_{kind}")(subject)
         self.here.engine.advance()
         self.here.engine.flush()
@@ -143,7 +147,8 @@ class World:
         levels = self.here.engine.levels()
         capacity = levels.target_blocks_capacity if role == "target" else self.bounds.settings["draft_blocks"]
         setattr(self.here, "verifier" if role == "target" else "draft", channel)
-        self.here.engine.attach(role, channel, life, info(role, capacity))
+        context = self.here.engine._target.context_length
+        self.here.engine.attach(role, channel, life, info(role, capacity, context=context))
         self.away.discard(role)
 
     def _cancel(self, name: str) -> None:
@@ -237,9 +242,8 @@ class World:
         )
         flags = (engine._round is None, engine._planned is None, engine.away, engine.levels())
         queues = tuple(tuple(state.request.id for state in queue) for queue in _queues(engine))
-        rare = tuple(sorted(self.rare.items()))
         due = engine.deadline_s is not None and self.here.clock.now >= engine.deadline_s
-        return (requests, under_way, flags, queues, rare, tuple(sorted(self.away)), len(self.stale), due)
+        return (requests, under_way, flags, queues, self.rare, tuple(sorted(self.away)), len(self.stale), due)
 
     def _request(self, name: str) -> tuple[object, ...]:
         state = self.here.engine._states.get(name)
@@ -276,12 +280,13 @@ def _plain(value: Any) -> object:
 
 @dataclass
 class Found:
-    """How much was explored: distinct states, events tried, and the longest history without a repetition."""
+    """What was explored: distinct states, events tried, the longest history, and states after a preemption."""
 
     states: int = 0
     steps: int = 0
     longest: int = 0
-    kinds: Counter[str] | None = None
+    preempted: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
 
 
 def explore(bounds: Bounds, *, most: int, make: type[World] = World) -> Found:
@@ -289,13 +294,12 @@ def explore(bounds: Bounds, *, most: int, make: type[World] = World) -> Found:
 
     Raises OverflowError when there are more than `most`.
     """
-    found, seen = Found(kinds=Counter()), set()
+    found, seen = Found(), set()
     frontier: deque[tuple[Event, ...]] = deque([()])
     while frontier:
         path = frontier.popleft()
         for event in [*_replayed(bounds, path, make).events()]:
             found.steps += 1
-            assert found.kinds is not None
             found.kinds[event[0]] += 1
             history = (*path, event)
             world = _replayed(bounds, path, make)
@@ -305,6 +309,7 @@ def explore(bounds: Bounds, *, most: int, make: type[World] = World) -> Found:
                 mark = world.fingerprint()
                 if mark in seen:
                     continue
+                preempted = any(state.epoch for state in world.here.engine._states.values())
                 world.finish()
             except Exception as error:
                 error.add_note(f"after {' '.join('-'.join(each) for each in history)}")
@@ -313,6 +318,7 @@ def explore(bounds: Bounds, *, most: int, make: type[World] = World) -> Found:
             if len(seen) > most:
                 raise OverflowError(f"more than {most} states")
             found.longest = max(found.longest, len(history))
+            found.preempted += preempted
             frontier.append(history)
     found.states = len(seen)
     return found
