@@ -125,6 +125,7 @@ class EngineConfig(Section):
     queue_limit: int = Field(256, ge=0, description="requests waiting for a place before 429")
     draft_wait_s: float = Field(2.0, gt=0, description="longest wait for a draft before a round goes on without it")
     recovery_wait_s: float = Field(120.0, gt=0, description="longest wait for a lost verifier")
+    hang_after_s: float = Field(60.0, gt=0, description="a worker that takes longer for one batch is replaced")
 
     @model_validator(mode="after")
     def _admissible(self) -> EngineConfig:

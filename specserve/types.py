@@ -32,6 +32,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 Role = Literal["draft", "target"]
 
+ROLES: tuple[Role, ...] = ("draft", "target")
+
 RuleName = str
 """The name of a file in `verification/` that holds a rule."""
 

@@ -53,12 +53,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """What the supervisor polls. `lost` holds the roles whose present life is over; `rounds` counts verifications."""
+    """What the supervisor polls. `rounds` counts verifications.
+
+    lost holds the roles whose present life is over; those in hung were given up though their hearts beat: they took too
+    long for a batch, or broke the protocol, and their processes are not to be used again.
+    """
 
     pid: int
     started: bool
     health: Health
     lost: tuple[str, ...]
+    hung: tuple[str, ...]
     rounds: int
 
 
@@ -233,10 +238,12 @@ class CoordinatorActor:
     def state(self) -> CoordinatorState:
         """Cheap, never raises."""
         self._forget_lost_ingresses()
-        lost = tuple(sorted(_ROLES & self._mailbox.losses.keys()))
+        silent = _ROLES & self._mailbox.losses.keys()
+        hung = set() if self._engine is None else set(self._engine.away) - silent
+        lost = tuple(sorted(silent | hung))
         started = self._loop is not None
         rounds = (self._endpoint.progress(TARGET) or (0, False))[0]
-        return CoordinatorState(os.getpid(), started, self._health(), lost, rounds)
+        return CoordinatorState(os.getpid(), started, self._health(), lost, tuple(sorted(hung)), rounds)
 
     def _health(self) -> Health:
         if self._loop is None or self._engine is None:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 _CALL_TIMEOUT_S = 60.0  # a worker answers between two batches
 _RETRY_S = 0.5
-_STALL_S = 60.0
+_STALL_PATIENCE = 2.0  # times engine.hang_after_s, after which a worker that hangs was to be replaced
 _FIRST_LOADS = 3
 
 
@@ -252,6 +252,9 @@ class Supervisor:
         """Without waiting: a worker that is stuck must not keep the coordinator from being watched."""
         if member.recovering:
             return
+        if member.role in state.hung:
+            log.warning("the %s worker does not do what it is asked; its process is being replaced", member.role)
+            ray.kill(member.handle, no_restart=False)
         if member.role in state.lost:
             member.recovery = asyncio.create_task(self._recover(member))
         elif member.look is None:
@@ -326,8 +329,9 @@ class Supervisor:
         for member in self._members.values():
             if member.recovery is not None and member.recovery.done():
                 member.recovery.result()
-        if not self._recovering and time.monotonic() - self._stall.since_s > _STALL_S:
-            raise Unavailable(f"there is work, but no round ended for {_STALL_S:g} s")
+        longest_s = _STALL_PATIENCE * self._config.engine.hang_after_s
+        if not self._recovering and time.monotonic() - self._stall.since_s > longest_s:
+            raise Unavailable(f"there is work, but no round ended for {longest_s:g} s")
 
     @property
     def health(self) -> Health:

@@ -53,6 +53,11 @@ class Activity:
         """The batch that this worker answered last."""
         return self._recent[role][-1] if self._recent[role] else None
 
+    def sent_at(self, role: Role) -> float | None:
+        """When the batch left that this worker has not answered; None where there is none."""
+        batch = self._sent.get(role)
+        return None if batch is None else batch[1]
+
     def joined(self, role: Role) -> None:
         """From now on there is a worker of this role."""
         self.settle()

@@ -53,6 +53,7 @@ from specserve.tracing import Tracer
 from specserve.transport import Arrived, Channel, PeerLost
 from specserve.transport.messages import Cannot, Failed, Message, Verdict
 from specserve.types import (
+    ROLES,
     AheadStats,
     Delta,
     Failure,
@@ -60,6 +61,7 @@ from specserve.types import (
     Health,
     PoolLevels,
     Request,
+    Role,
     RowId,
     WorkerInfo,
 )
@@ -107,6 +109,7 @@ class Engine:
         self._own_drafts = OwnDrafts(guessers or {}, config.draft.speculator, self._slots)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
+        self._has_draft_worker = drafter is not None
         self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
         self._states: dict[str, RequestState] = {}
         self._outbox = Outbox(metrics)
@@ -244,17 +247,23 @@ class Engine:
             self._advance()
 
     def _lose_broken(self) -> bool:
-        """Treat workers whose channel refused a message as lost. True when there was one."""
+        """Treat workers that hang, or whose channel refused a message, as lost. True when there was one."""
         broken = isinstance(self._drafts, WorkerSource) and (
-            self._drafts.link.broken or self._clock() >= (self._drafts.overdue_s or math.inf)
+            self._drafts.link.broken
+            or self._clock() >= min(self._drafts.overdue_s or math.inf, self._overdue_s("draft"))
         )
         if broken:
             self._lose("draft")
-        if self._verifier.broken:
+        if self._verifier.broken or self._clock() >= self._overdue_s("target"):
             self._verifier.broken = False
             self._lose("target")
             broken = True
         return broken
+
+    def _overdue_s(self, role: Role) -> float:
+        """The clock time from which on a worker hangs that has not answered its batch; infinite without one."""
+        sent_s = self.activity.sent_at(role)
+        return math.inf if sent_s is None else sent_s + self._config.hang_after_s
 
     def _advance(self) -> None:
         if self._round is not None:
@@ -566,11 +575,19 @@ class Engine:
         deadlines = []
         if self._planned is not None and self._round is None:
             deadlines.append(self._draft_deadline_s)
+        deadlines += [due_s for role in ROLES if (due_s := self._overdue_s(role)) < math.inf]
         if self._verifier.lost_since_s is not None and self._states:
             deadlines.append(self._verifier.lost_since_s + self._config.recovery_wait_s)
         if isinstance(self._drafts, WorkerSource) and self._drafts.overdue_s is not None:
             deadlines.append(self._drafts.overdue_s)
         return min(deadlines, default=None)
+
+    @property
+    def away(self) -> tuple[Role, ...]:
+        """The workers that should be here and are not, for whatever reason they were given up."""
+        target: tuple[Role, ...] = () if self._verifier.up else ("target",)
+        lacking = self._has_draft_worker and not isinstance(self._drafts, WorkerSource)
+        return (*target, "draft") if lacking else target
 
     def _depth_of(self, state: RequestState) -> int:
         return self._policy.of(state)

@@ -49,7 +49,7 @@ class SerialDrafts(WorkerSource):
 
     @property
     def overdue_s(self) -> float | None:
-        """Rounds wait for a bounded time, and its heart tells whether the worker lives."""
+        """Rounds wait for a bounded time, and the engine judges hangs."""
         return None
 
     def begin(self, rows: list[TargetRow]) -> bool:
