@@ -120,6 +120,9 @@ class EngineConfig(Section):
     max_requests: int = Field(32, ge=1, le=4096, description="requests decoding at once")
     max_batch_tokens: int = Field(512, ge=2, description="positions in one target forward")
     prefill_chunk: int = Field(256, ge=1, description="prompt tokens of one request in one round, at most")
+    prefix_cache: bool = Field(
+        True, description="keep the KV of what was read and written, while there is room, for requests that begin alike"
+    )
     block_tokens: int = Field(16, ge=1, le=1024, description="positions in one KV block")
     slots: int | None = Field(None, ge=1, description="draft slots; None is enough for every request")
     queue_limit: int = Field(256, ge=0, description="requests waiting for a place before 429")

@@ -98,6 +98,7 @@ class Request:
     where there is one. prediction holds the tokens that the client expects the answer to be, none if it expects
     nothing: they are drafts, and change no answer.
     trace is the W3C traceparent of the span that this request belongs to, None where nobody traces it.
+    Requests of different cache_salt never share KV.
     """
 
     id: RequestId
@@ -118,6 +119,7 @@ class Request:
     source: SourceName | None = None
     prediction: tuple[int, ...] = ()
     trace: str | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class RequestStats:
 
     accepted_prediction_tokens of the answer are as the client's prediction said; rejected_prediction_tokens were
     taken from it as drafts, and the target wrote something else. A token may be taken, and rejected, several times.
+    cached_tokens of the prompt were in the target's prefix cache, and were not computed.
     """
 
     prompt_tokens: int
@@ -151,6 +154,7 @@ class RequestStats:
     total_s: float
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +254,7 @@ class WorkerInfo:
     """What a worker found out when it loaded its model. Derived facts live here, never in the config.
 
     rules are those that a verifier judges by, each with whether it is lossless. Workers of the same place share their
-    hardware.
+    hardware. positional: its blocks hold all that it keeps of a request, so that another request may go on from them.
     """
 
     role: Role
@@ -263,6 +267,7 @@ class WorkerInfo:
     load_s: float
     rules: Mapping[RuleName, bool] = field(default_factory=dict)
     place: str = ""
+    positional: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,3 +353,14 @@ class PoolLevels:
     draft_blocks_capacity: int
     slots_drafting: int = 0
     slots_verifying: int = 0
+    target_blocks_cached: int = 0
+    draft_blocks_cached: int = 0
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """What a prefix cache was asked for and had, in tokens of requests that began, and blocks that it gave up."""
+
+    queries: int = 0
+    hits: int = 0
+    evictions: int = 0

@@ -122,6 +122,7 @@ def to_request(
         logprobs=_logprobs(body),
         prompt_logprobs=body.logprobs if isinstance(body, CompletionBody) and body.echo else None,
         structured=structured,
+        cache_salt=body.cache_salt or "",
     )
 
 

@@ -83,11 +83,13 @@ def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     prompt = sum(len(answer.request.prompt) for answer in answers if answer.request.branch == 0)
     completion = sum(len(answer.tokens) for answer in answers)
     ended = [answer.stats for answer in answers if answer.stats is not None]
+    # Several answers to one prompt read it once: the first one's reading is what was cached or not.
+    cached = sum(each.stats.cached_tokens for each in answers if each.stats is not None and not each.request.branch)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": 0},  # no prompt outlives its request here
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": sum(stats.accepted_prediction_tokens for stats in ended),
             "rejected_prediction_tokens": sum(stats.rejected_prediction_tokens for stats in ended),

@@ -160,6 +160,7 @@ class Generation(ModelBody):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, pattern=REQUEST_ID)
+    cache_salt: str | None = Field(None, max_length=256)
 
 
 class CompletionBody(Generation):

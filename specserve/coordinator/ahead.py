@@ -220,10 +220,10 @@ class AheadDrafts(WorkerSource):
         if plan is None or plan.over or failure.batch != plan.number:
             return
         self.link.activity.returned("draft", {})
-        for trunk in plan.trunks:
-            if trunk.state.stage is Stage.RUNNING and trunk.epoch == trunk.state.epoch:
-                self.link.put_chain(trunk.state, NOTHING)
-                self.link.drop_cache(trunk.state)
+        states = [each.state for each in plan.trunks if _runs(each.state, each.epoch)]
+        for state in states:
+            self.link.put_chain(state, NOTHING)
+        self.link.distrust(states)
         self.link.metrics.dropped("failed_plan", len(plan.trunks))
         plan.over = plan.settled = True
         self._drop(plan)
@@ -306,5 +306,9 @@ class AheadDrafts(WorkerSource):
 
 def _current(row: CheckedRow) -> bool:
     """The request still stands where it stood when the round was sent."""
-    state = row.state
-    return state.stage is Stage.RUNNING and state.epoch == row.epoch and len(state.tokens) == row.length
+    return _runs(row.state, row.epoch) and len(row.state.tokens) == row.length
+
+
+def _runs(state: RequestState, epoch: int) -> bool:
+    """The request is still in the incarnation of that epoch."""
+    return state.stage is Stage.RUNNING and state.epoch == epoch

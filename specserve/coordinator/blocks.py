@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from array import array
 
+from specserve.coordinator.block_keys import BlockKeys
 from specserve.coordinator.refcounts import RefcountPool
+from specserve.types import CacheStats
 
 
 def empty_table() -> array[int]:
@@ -17,7 +19,7 @@ def empty_table() -> array[int]:
 
 
 class BlockPool(RefcountPool):
-    """Blocks of `block_tokens` positions each."""
+    """Blocks of `block_tokens` positions each. This one forgets what nobody holds; `PrefixCache` does not."""
 
     def __init__(self, capacity: int, block_tokens: int) -> None:
         super().__init__(capacity, "block")
@@ -67,3 +69,30 @@ class BlockPool(RefcountPool):
     def clear(self, table: array[int]) -> None:
         """Give back every block of a table."""
         self.rewind(table, 0)
+
+    # ---- what a pool that caches does -----------------------------------------------------------------------
+
+    @property
+    def cached_count(self) -> int:
+        """See `PrefixCache`."""
+        return 0
+
+    def reuse(self, table: array[int], keys: BlockKeys) -> int:
+        """See `PrefixCache`: nothing is known of anybody's beginning."""
+        del table, keys
+        return 0
+
+    def held_prefix(self, keys: BlockKeys) -> int:
+        """See `PrefixCache`."""
+        del keys
+        return 0
+
+    def remember(self, table: array[int], keys: BlockKeys, covered: int) -> None:
+        """See `PrefixCache`."""
+
+    def void(self) -> None:
+        """See `PrefixCache`."""
+
+    def take_stats(self) -> CacheStats:
+        """See `PrefixCache`."""
+        return CacheStats()

@@ -180,7 +180,7 @@ class Committer:
             if commit is not None:
                 commits.append(commit)
             if commit is None or commit.finish is not None:
-                state.target_cached = entry.start + entry.feed
+                state.target_cached = entry.start + entry.feed + (0 if commit is None else commit.kept)
             else:
                 state.target_cached = len(state.tokens) - 1
                 surplus += self._blocks.trim(state.target_table, state.target_cached)

@@ -22,7 +22,6 @@ from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
 from specserve.coordinator.admission import check_request
 from specserve.coordinator.ahead import AheadDrafts
 from specserve.coordinator.batches import CheckedRow, verify_message
-from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
@@ -30,6 +29,7 @@ from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, No
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
 from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
+from specserve.coordinator.prefix_cache import pool_of
 from specserve.coordinator.requests import RequestState, Stage, admitted
 from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import Scheduler, TargetRow
@@ -103,7 +103,7 @@ class Engine:
         self._clock = clock
         self._verifier = VerifierLink(verifier, life, config.engine.rule)
         self._slots = SlotPool(config.engine.slot_count)
-        self._blocks = BlockPool(target.blocks, target.block_tokens)
+        self._blocks = pool_of(config.engine, target)
         self._policy = self._depth_policy(DraftTiming.FREE, None)
         self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(guesser)
         self._own_drafts = OwnDrafts(guessers or {}, config.draft.speculator, self._slots)
@@ -118,6 +118,7 @@ class Engine:
         self._planned: list[TargetRow] | None = None  # rows that wait for the draft
         self._draft_deadline_s = 0.0
         self._round: Round | None = None  # rows that the verifier is computing
+        self._grown: list[RequestState] = []  # of the last round, until their full blocks are remembered
         self._round_number = 0
         self._round_began_s = 0.0
         self._shown_levels: PoolLevels | None = None
@@ -374,6 +375,7 @@ class Engine:
         self._outbox.book()
         self._close_round(current)
         commits = self._committer.apply(current, verdict, scores)
+        self._grown = [entry.state for entry in current.rows]
         going_on = [commit for commit in commits if commit.finish is None]
         self._drafts.committed(going_on)
         self._own_drafts.committed(going_on)
@@ -407,6 +409,7 @@ class Engine:
             if state.stage is not Stage.RUNNING:
                 continue
             if state.row in named or (not named and state.suspect):
+                self._blocks.void()  # what spoilt this row may lie in blocks that others would go on from
                 self._end(state, "error", failure=Failure(500, "internal_error", failure.reason))
             elif not named:
                 state.suspect = True
@@ -419,12 +422,13 @@ class Engine:
             raise ProtocolError(f"cannot for round {message.batch}, which is not in flight")
         covered = current.check_cannot(message)
         self._close_round(current)
+        self._blocks.void()
         self._metrics.refilled(len(covered))
         for entry in current.rows:
             state = entry.state
             if state.row in covered and state.stage is Stage.RUNNING and state.epoch == entry.epoch:
                 state.target_cached = covered[state.row]
-                if state.request.family is not None:  # blocks that siblings may hold are not to be written again
+                if any(self._blocks.count(block) > 1 for block in state.target_table):  # others read these
                     state.target_cached = 0
                     self._blocks.clear(state.target_table)
         self._drafts.settled(self._clock())
@@ -445,6 +449,8 @@ class Engine:
         if state.stage is Stage.ENDED:
             return
         self._outbox.book()  # what came before comes first
+        if finish != "error":
+            self._blocks.remember(state.target_table, state.keys, state.target_cached)
         self._scheduler.bequeath(state)
         self._scheduler.remove(state)
         del self._states[state.request.id]
@@ -466,6 +472,7 @@ class Engine:
     def _preempted(self, state: RequestState) -> None:
         """The scheduler took this request's place away: void its caches; its committed tokens refill it later."""
         state.epoch += 1
+        self._blocks.remember(state.target_table, state.keys, state.target_cached)
         state.target_cached = 0
         self._release_target(state)
         self._drafts.forget(state)
@@ -487,10 +494,27 @@ class Engine:
             self._traces.write()
         if self._dead is None:
             self._drafts.tidy()
+            self._remember()
         if booked or self._round is None:
             self._show_levels()
 
+    def _remember(self) -> None:
+        """Let others go on from the blocks that the last round filled."""
+        grown, self._grown = self._grown, []
+        link = self._drafts.link if isinstance(self._drafts, WorkerSource) else None
+        for state in grown:
+            if state.stage is Stage.RUNNING:
+                self._blocks.remember(state.target_table, state.keys, state.target_cached)
+                if link is not None:
+                    link.remember(state)
+
+    def _count_cache(self) -> None:
+        self._metrics.prefix_cache("target", self._blocks.take_stats())
+        if isinstance(self._drafts, WorkerSource):
+            self._metrics.prefix_cache("draft", self._drafts.link.blocks.take_stats())
+
     def _show_levels(self) -> None:
+        self._count_cache()
         levels = self.levels()
         if levels != self._shown_levels:
             self._metrics.levels(levels)
@@ -535,6 +559,7 @@ class Engine:
         if peer == "target":
             self._lose_verifier()
         elif isinstance(self._drafts, WorkerSource):
+            self._count_cache()
             lost, self._drafts = self._drafts, NoDrafts()
             lost.lose(list(self._states.values()))
             self._speculating = False
@@ -552,6 +577,7 @@ class Engine:
             self._close_round(self._round)
             self._drafts.settled(self._clock())
         self._planned = None
+        self._blocks.void()
         for state in self._states.values():
             state.target_cached = 0
             state.target_opened = None
@@ -606,6 +632,8 @@ class Engine:
             draft_blocks_capacity=0 if draft is None else draft.capacity,
             slots_drafting=self._drafts.leased if isinstance(self._drafts, WorkerSource) else 0,
             slots_verifying=0 if self._round is None else len(self._round.slots),
+            target_blocks_cached=self._blocks.cached_count,
+            draft_blocks_cached=0 if draft is None else draft.cached_count,
         )
 
     def health(self) -> Health:

@@ -43,7 +43,7 @@ class RefcountPool:
     @property
     def held_count(self) -> int:
         """Ids that somebody holds."""
-        return len(self._counts) - len(self._free)
+        return self.capacity - self.free_count
 
     def count(self, place: int) -> int:
         """How many references hold this id; 0 when it is free."""
@@ -101,8 +101,12 @@ class RefcountPool:
             counts[place] = left
             if not left:
                 released.append(place)
-        self._free.extend(released)
+        self._put_back(released)
         return released
+
+    def _put_back(self, places: Sequence[int]) -> None:
+        """Nobody holds these any more."""
+        self._free.extend(places)
 
     def _take_back(self, places: Sequence[int]) -> None:
         for place in places:
@@ -119,7 +123,11 @@ class RefcountPool:
 
     def check(self) -> None:
         """Prove that every id is free or held, never both, never neither. Raises PoolError."""
-        free = np.bincount(self._free, minlength=self.capacity)
+        free = np.bincount(self._resting(), minlength=self.capacity)
         counts = self._count_array
         for place in np.flatnonzero((counts < 0) | (free != (counts == 0))).tolist():
             raise PoolError(f"{self._what} {place} has count {counts[place]} and is free {free[place]}×")
+
+    def _resting(self) -> Ids:
+        """The ids that nobody holds, int64."""
+        return np.array(self._free, dtype=np.int64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
 
+from specserve.coordinator.block_keys import BlockKeys
 from specserve.coordinator.blocks import empty_table
 from specserve.coordinator.chain import NOTHING, Chain
 from specserve.text import Detokenizer, StopText, Tokenizer
@@ -58,6 +59,7 @@ class RequestState:
     draft_known: int = 0  # committed tokens that the draft worker was told of, by `Open` or by a plan ahead
     suspect: bool = False  # a batch that it was in failed as a whole: it is tried alone
     in_flight: bool = False  # named by the batch that the verifier is computing
+    cached_prompt: int | None = None  # prompt tokens that were cached when it first began; None before that
     started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -73,8 +75,10 @@ class RequestState:
     trace: str | None = None  # traceparent of its span here, where it is traced
     longest: int = field(init=False)  # tokens when max_tokens are used up
     scored: bool = field(init=False)  # log-probabilities were asked for
+    keys: BlockKeys = field(init=False)  # of its full blocks
 
     def __post_init__(self) -> None:
+        self.keys = BlockKeys(self.tokens, self.request.cache_salt)
         self.scored = self.request.logprobs is not None or self.request.prompt_logprobs is not None
         self.longest = len(self.request.prompt) + self.request.max_tokens
 
@@ -146,6 +150,7 @@ class RequestState:
             total_s=now_s - self.arrived_s,
             accepted_prediction_tokens=self.accepted_prediction,
             rejected_prediction_tokens=self.rejected_prediction,
+            cached_tokens=self.cached_prompt or 0,
         )
 
 

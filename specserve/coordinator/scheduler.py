@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from specserve.config import EngineConfig
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.requests import RequestState, Stage
-from specserve.coordinator.sharing import shareable, siblings
+from specserve.coordinator.sharing import reusable, shareable, siblings
 
 
 @dataclass(slots=True)
@@ -72,6 +72,8 @@ class Scheduler:
         positions = 0 if state.target_table else shareable(state, self._blocks.block_tokens)
         if positions and siblings(state, self.running):
             missing -= self._blocks.needed(positions)
+        elif reusable(state):
+            missing -= self._blocks.held_prefix(state.keys)
         return max(0, missing)
 
     def plan(self) -> list[TargetRow]:
@@ -87,6 +89,7 @@ class Scheduler:
             if budget <= 0:
                 break
             if state.stage is Stage.RUNNING and not state.decoding and not self._waits_for_sibling(state):
+                self._reuse(state)
                 budget -= self._add_feed(rows, state, min(budget, self._config.prefill_chunk))
         return [row for row in rows if row.state.stage is Stage.RUNNING]
 
@@ -102,6 +105,14 @@ class Scheduler:
             return False
         place = self.running.index(state)
         return any(self.running.index(other) < place for other in family)
+
+    def _reuse(self, state: RequestState) -> None:
+        """A request that begins, or begins anew, goes on from what the cache has of it."""
+        if not reusable(state):
+            return
+        state.target_cached = self._blocks.reuse(state.target_table, state.keys)
+        if state.cached_prompt is None:
+            state.cached_prompt = state.target_cached
 
     def _take_over(self, state: RequestState, other: RequestState, positions: int) -> None:
         state.target_table = self._blocks.fork(other.target_table, positions)

@@ -147,8 +147,8 @@ class SerialDrafts(WorkerSource):
         self.link.activity.returned("draft", {})
         for row in plan.rows:
             self.link.slots.free(row.slots)
-            if row.state.stage is Stage.RUNNING and row.epoch == row.state.epoch:
-                self.link.drop_cache(row.state)
+        rows = [row for row in plan.rows if row.state.stage is Stage.RUNNING and row.epoch == row.state.epoch]
+        self.link.distrust([*[row.state for row in rows], *plan.released])
         self.link.metrics.dropped("failed_plan", len(plan.rows))
         self._finish(plan)
 

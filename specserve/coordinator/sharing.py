@@ -22,3 +22,8 @@ def siblings(state: RequestState, among: Iterable[RequestState]) -> list[Request
         for other in among
         if other.request.family == mine.family and other is not state and other.request.prompt == mine.prompt
     ]
+
+
+def reusable(state: RequestState) -> bool:
+    """Whether the target may go on from cached KV: it has none yet, and no prompt token is to be scored."""
+    return not state.target_table and state.request.prompt_logprobs is None

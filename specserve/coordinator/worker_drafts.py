@@ -9,10 +9,10 @@ from typing import Protocol, TypeVar
 from specserve.config import EngineConfig
 from specserve.coordinator.activity import Activity
 from specserve.coordinator.batches import CheckedRow, open_message
-from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
 from specserve.coordinator.depth import DepthPolicy
+from specserve.coordinator.prefix_cache import pool_of
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.sharing import shareable, siblings
@@ -50,7 +50,7 @@ class WorkerLink:
         self.activity = activity
         self.life = life
         self.slots = slots
-        self.blocks = BlockPool(info.blocks, info.block_tokens)
+        self.blocks = pool_of(config, info)
         self.busy_s = 0.0
         self.broken = False  # the channel refused a message: the engine treats the worker as lost
         self.config = config
@@ -77,14 +77,26 @@ class WorkerLink:
                 self.send(open_message(state, self.config.rule))
 
     def share(self, state: RequestState, among: Sequence[RequestState]) -> None:
-        """Take over what a sibling has of the prompt."""
-        positions = 0 if state.draft_table else shareable(state, self.blocks.block_tokens)
-        if not positions:
+        """Take over what a sibling has of the prompt, or what is cached of the request."""
+        if state.draft_table:
             return
-        filled = [each for each in siblings(state, among) if each.draft_cached >= positions]
+        positions = shareable(state, self.blocks.block_tokens)
+        filled = [each for each in siblings(state, among) if each.draft_cached >= positions] if positions else []
         if filled:
             state.draft_table = self.blocks.fork(filled[0].draft_table, positions)
             state.draft_cached = positions
+        else:
+            state.draft_cached = self.blocks.reuse(state.draft_table, state.keys)
+
+    def remember(self, state: RequestState) -> None:
+        """Others may go on from the full blocks of what is committed and covered."""
+        self.blocks.remember(state.draft_table, state.keys, state.draft_cached)
+
+    def distrust(self, states: Iterable[RequestState]) -> None:
+        """A plan of these raised: nothing says what its blocks hold, nor what led to that."""
+        self.blocks.void()
+        for state in states:
+            self.drop_cache(state)
 
     def make_room(self, state: RequestState, positions: int, taken: set[int], among: Sequence[RequestState]) -> bool:
         """Cover `positions`; where blocks lack, the least promising requests lose their cache. False: no room at all.
@@ -112,6 +124,7 @@ class WorkerLink:
     def release(self, state: RequestState) -> None:
         """The request is over, or begins anew."""
         self.put_chain(state, NOTHING)
+        self.remember(state)
         self.drop_cache(state)
         if state.draft_opened is not None and state.draft_opened[0] == self.life:
             state.draft_opened = None

@@ -54,6 +54,40 @@ BOARD = Board(
             ),
         ),
         Row(
+            "Prefix cache",
+            (
+                Panel(
+                    "Found in the cache",
+                    "lines",
+                    "ratio",
+                    (
+                        Query(
+                            ratio(
+                                summed("prefix_cache_hits_total", by="role"),
+                                summed("prefix_cache_queries_total", by="role"),
+                            ),
+                            "{{role}}",
+                        ),
+                    ),
+                    "Share of the tokens of requests that began whose KV was there already.",
+                ),
+                Panel(
+                    "Tokens not fed",
+                    "lines",
+                    "tokens/s",
+                    (Query(summed("prefix_cache_hits_total", by="role"), "{{role}}"),),
+                    "Tokens that were taken from the cache.",
+                ),
+                Panel(
+                    "Evictions",
+                    "lines",
+                    "per second",
+                    (Query(summed("prefix_cache_evictions_total", by="role"), "{{role}}"),),
+                    "Cached blocks whose room was needed; many beside few hits: more KV memory would help.",
+                ),
+            ),
+        ),
+        Row(
             "Network",
             (
                 Panel(

@@ -14,7 +14,7 @@ from specserve.config import Config, SloConfig
 from specserve.metrics.board import Board, Snapshot
 from specserve.metrics.history import History, Moment
 from specserve.metrics.table import ENGINE_METRICS
-from specserve.types import PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
+from specserve.types import CacheStats, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -123,14 +123,20 @@ class EngineMetrics:
         for state, count in states.items():
             self._set("specserve_slots", count, state)
         self._set("specserve_slots_capacity", levels.slots_capacity)
-        self._blocks("target", levels.target_blocks_held, levels.target_blocks_capacity)
-        self._blocks("draft", levels.draft_blocks_held, levels.draft_blocks_capacity)
+        target = levels.target_blocks_held, levels.target_blocks_cached, levels.target_blocks_capacity
+        self._blocks("target", *target)
+        self._blocks("draft", levels.draft_blocks_held, levels.draft_blocks_cached, levels.draft_blocks_capacity)
 
-    def _blocks(self, role: Role, held: int, capacity: int) -> None:
-        self._set("specserve_kv_blocks", held, role, "held")
-        self._set("specserve_kv_blocks", capacity - held, role, "free")
+    def _blocks(self, role: Role, held: int, cached: int, capacity: int) -> None:
+        for state, count in (("held", held), ("cached", cached), ("free", capacity - held - cached)):
+            self._set("specserve_kv_blocks", count, role, state)
         self._set("specserve_kv_blocks_capacity", capacity, role)
         self._set("specserve_kv_cache_usage_ratio", held / capacity if capacity else 0, role)
+
+    def prefix_cache(self, role: Role, stats: CacheStats) -> None:
+        """Count what a prefix cache did since the last time."""
+        for name in ("queries", "hits", "evictions"):
+            self._add(f"specserve_prefix_cache_{name}_total", getattr(stats, name), role)
 
     # ---- requests -------------------------------------------------------------------------------------------
 

@@ -157,9 +157,14 @@ ENGINE_METRICS = (
     _gauge("model_load_seconds", "Time that loading took.", role=ROLES),
     _gauge("model_weights_bytes", "Bytes of weights.", role=ROLES),
     # memory and network
-    _gauge("kv_blocks", "KV blocks.", role=ROLES, state=("held", "free")),
+    _gauge(
+        "kv_blocks", "KV blocks; cached ones are had when free ones lack.", role=ROLES, state=("held", "cached", "free")
+    ),
     _gauge("kv_blocks_capacity", "KV blocks in all.", role=ROLES),
     _gauge("kv_cache_usage_ratio", "Held share of the KV blocks.", role=ROLES),
+    _counter("prefix_cache_queries", "Tokens of requests as they began without KV.", role=ROLES),
+    _counter("prefix_cache_hits", "Tokens of these whose KV was cached, so that they were not fed.", role=ROLES),
+    _counter("prefix_cache_evictions", "Cached KV blocks whose room was needed.", role=ROLES),
     _counter("preemptions", "Requests that lost their place and were refilled."),
     _counter("refills", "Requests whose state the verifier could not go on from, so that they were fed again."),
     _counter("dropped_messages", "Messages of workers that could not change anything any more.", reason=_DROPPED),
@@ -182,7 +187,7 @@ ENGINE_METRICS = (
 )
 
 KNOWN_PARAMS = (
-    *("add_special_tokens", "cache_salt", "do_sample", "encoding_format", "mm_processor_kwargs", "priority"),
+    *("add_special_tokens", "do_sample", "encoding_format", "mm_processor_kwargs", "priority"),
     *("request_id", "return_details", "session_id", "spaces_between_special_tokens", "verbosity", OTHER),
 )
 

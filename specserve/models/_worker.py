@@ -9,7 +9,7 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, _invariance, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _invariance, loading, vocabulary
 from specserve.types import WorkerInfo
 
 _log = logging.getLogger("specserve")
@@ -49,5 +49,6 @@ def load_backend(
         vocab_size=vocabulary.check(folder, folder, backend.vocab_size, backend.vocab_size),
         weights_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
         load_s=perf_counter() - began,
+        positional=isinstance(backend.states, NoRowStates),
     )
     return backend, info

@@ -58,10 +58,11 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         depth=st.sampled_from([None, 0, 1]),
         branches=st.sampled_from([1, 1, 3]),
+        after=st.integers(0, 9),
     )
-    def submit(self, length, max_tokens, depth, branches):
-        """One prompt, alone or as a family that shares it."""
-        prompt = [(13 * len(self.prompts) + i) % 90 for i in range(length)]
+    def submit(self, length, max_tokens, depth, branches, after):
+        """One prompt, alone or as a family that shares it; it may go on from an earlier prompt and its answer."""
+        prompt = [*self.beginning(after), *((13 * len(self.prompts) + i) % 90 for i in range(length))][:40]
         family = f"r{len(self.prompts)}" if branches > 1 else None
         if depth is not None:
             depth = min(depth, self.pipeline.config.engine.depth)
@@ -73,6 +74,13 @@ class EngineMachine(RuleBasedStateMachine):
             except Overloaded:
                 return
             self.prompts[name] = (prompt, max_tokens)
+
+    def beginning(self, after):
+        """What an earlier request said, or nothing."""
+        if after >= len(self.prompts):
+            return []
+        prompt, count = self.prompts[f"r{after}"]
+        return (prompt + self.answer(prompt, count, after))[: 5 * after + 9]
 
     @rule(which=st.integers(0, 200))
     def cancel(self, which):
