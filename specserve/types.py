@@ -246,7 +246,7 @@ class WorkerInfo:
     """What a worker found out when it loaded its model. Derived facts live here, never in the config.
 
     rules are those that a verifier judges by, each with whether it is lossless. Workers of the same place share their
-    hardware.
+    hardware. reads_hidden: a draft goes on from the target's hidden states, so only from a verdict.
     """
 
     role: Role
@@ -259,6 +259,7 @@ class WorkerInfo:
     load_s: float
     rules: Mapping[RuleName, bool] = field(default_factory=dict)
     place: str = ""
+    reads_hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
