@@ -218,7 +218,7 @@ def _shapes(path: Path) -> list[list[int]]:
 
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
-        yield from _model("draft", config.draft.model, config, needs)
+        yield from _model("draft", config.draft_model, config, needs)
 
 
 def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:

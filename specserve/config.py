@@ -61,6 +61,9 @@ class ModelConfig(Section):
     allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
     trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
     emulated: EmulatedConfig = Field(default_factory=EmulatedConfig)
+    target: str | None = Field(
+        None, description="source of the target whose parts a draft shares; None is the deployment's target"
+    )
 
     @field_validator("resources")
     @classmethod
@@ -71,6 +74,10 @@ class ModelConfig(Section):
             if not 0 < amount <= _MOST_OF_A_RESOURCE or (amount > 1 and amount != int(amount)):
                 raise ValueError(f"{amount:g} of {name!r} cannot be asked for; ask for a share up to 1, or for a count")
         return value
+
+
+NO_SPECULATOR = "none"
+"""Instead of the name of a speculator: plain decoding."""
 
 
 class DraftConfig(Section):
@@ -312,6 +319,12 @@ class Config(Section):
                 f"two unrelated languages; an emulated draft knows its target's only with the same seed"
             )
         return self
+
+    @property
+    def draft_model(self) -> ModelConfig:
+        """The draft's model, which knows its target."""
+        named = self.draft.model
+        return named.model_copy(update={"target": named.target or self.target.source})
 
     @property
     def served_name(self) -> str:

@@ -92,7 +92,7 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
         from specserve.drafting import worker as draft_workers
 
-        draft_folder = prepare(config.draft.model, progress, role="draft")
+        draft_folder = prepare(config.draft_model, progress, role="draft")
         progress("loading the draft")
         draft_worker, draft = draft_workers.build(config)
         check(folder, draft_folder, target.vocab_size, draft.vocab_size)

@@ -255,6 +255,7 @@ class WorkerInfo:
 
     rules are those that a verifier judges by, each with whether it is lossless. Workers of the same place share their
     hardware. positional: its blocks hold all that it keeps of a request, so that another request may go on from them.
+    reads_hidden: a draft goes on from the target's hidden states, so only from a verdict.
     """
 
     role: Role
@@ -268,6 +269,7 @@ class WorkerInfo:
     rules: Mapping[RuleName, bool] = field(default_factory=dict)
     place: str = ""
     positional: bool = True
+    reads_hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class WorkerActor:
         self._role = role
         self._config = configs.parse(config_tree)
         logs.configure(self._config.log_format)
-        self._model = self._config.target if role == TARGET else self._config.draft.model
+        self._model = self._config.target if role == TARGET else self._config.draft_model
         self._progress = "starting"
         self._folder: Path | None = None
         self._worker: Worker | None = None

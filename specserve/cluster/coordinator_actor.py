@@ -136,7 +136,7 @@ class CoordinatorActor:
         self._end_engine("the coordinator was started anew")
         folder = prepare(self._config.target, log.info, role="target")
         if draft is not None:
-            draft_folder = prepare(self._config.draft.model, log.info, role="draft")
+            draft_folder = prepare(self._config.draft_model, log.info, role="draft")
             vocabulary.check(folder, draft_folder, target.info.vocab_size, draft.info.vocab_size)
         # The other losses belong to lives before this engine.
         self._mailbox.losses.clear()

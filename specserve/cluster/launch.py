@@ -68,7 +68,7 @@ def check_config(config: Config, *, models_here: bool) -> None:
     rules = folders.names_in("verification")
     if config.engine.rule not in rules:
         raise ConfigError(f"no rule called {config.engine.rule!r}; there are: {', '.join(rules)}")
-    for model in [config.target] + ([config.draft.model] if with_draft else []):
+    for model in [config.target] + ([config.draft_model] if with_draft else []):
         # `demo` and .gguf files may take long to prepare: that is the workers' task.
         if models_here and model.source != "demo" and not Path(model.source).expanduser().is_file():
             prepare(model, log.info)

@@ -178,7 +178,7 @@ class Supervisor:
         return self._create(role, WORKER_ACTORS[role], environment)
 
     def _model(self, role: str) -> ModelConfig:
-        return self._config.target if role == TARGET else self._config.draft.model
+        return self._config.target if role == TARGET else self._config.draft_model
 
     def _arguments(self, role: str) -> tuple[object, ...]:
         tree = self._config.model_dump()

@@ -26,6 +26,7 @@ from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
+from specserve.coordinator.hidden_drafts import HiddenDrafts
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
 from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
@@ -318,6 +319,7 @@ class Engine:
                 row.due,
                 len(row.state.tokens),
                 row.state.chain.first(row.depth) if row.due else NOTHING,
+                isinstance(self._drafts, WorkerSource) and self._drafts.shows(row.state),
             )
             for row in rows
             if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start
@@ -370,6 +372,8 @@ class Engine:
         if current is None or verdict.round != current.number:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
+        if isinstance(self._drafts, WorkerSource):
+            self._drafts.shown(current, verdict)
         self.activity.returned("target", {"forward": verdict.forward_s, "sampling": verdict.sampling_s})
         scores = current.scores(verdict)
         self._outbox.book()
@@ -544,7 +548,9 @@ class Engine:
         turns = takes_turns(self._config, self._target, info)
         self._policy = self._depth_policy(DraftTiming.WAITED if turns else DraftTiming.AHEAD, info.context_length)
         link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics, self.activity)
-        self._drafts = SerialDrafts(link) if turns else AheadDrafts(link)
+        serial = HiddenDrafts if info.reads_hidden else SerialDrafts
+        self._drafts = serial(link) if turns else AheadDrafts(link)
+        self._scheduler.spare_blocks = int(info.reads_hidden)
         self._speculating = True
         self.activity.joined("draft")
         self._metrics.joined("draft", info)

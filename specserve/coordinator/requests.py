@@ -51,6 +51,7 @@ class RequestState:
     epoch: int = 0
     target_cached: int = 0
     draft_cached: int = 0
+    draft_origin: int = 0  # the first position that the draft may read of this request
     target_table: array[int] = field(default_factory=empty_table)
     draft_table: array[int] = field(default_factory=empty_table)
     chain: Chain = NOTHING  # drafted behind the newest token

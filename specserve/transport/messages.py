@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -40,6 +40,25 @@ class Message:
     """The root of all messages."""
 
     KINDS: ClassVar[dict[str, type[Message]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Hidden states of the target, as opaque bytes: the coordinator hands them on and never looks inside.
+
+    dtype is that of the target; rows uint8 [n, bytes per row].
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"]
+    rows: Array
+
+    @staticmethod
+    def none() -> Hidden:
+        """No rows at all."""
+        return Hidden("float32", np.empty((0, 0), dtype="uint8"))
+
+
+_NO_HIDDEN = Hidden.none()
 
 
 def _register(kind: type[Any]) -> type[Any]:
@@ -90,6 +109,8 @@ class Plan(Message):
     rows int64 [n]; epochs [n]; starts [n] the absolute position of the first fed token, all KV past it is void;
     feed_lengths [n], feeds [Σ feed_lengths]; depths [n], 0 feeds only; slots [Σ depths] leased in chain order;
     table_lengths [n], tables [Σ table_lengths] block ids that cover start + feed + depth − 1 positions.
+    Where the speculator reads hidden states: hidden holds one row for each fed token, the target's state at the
+    position before it, and origins [n] the first position of each row whose KV may be read, at least 1.
     """
 
     plan: int
@@ -102,6 +123,8 @@ class Plan(Message):
     slots: Array
     table_lengths: Array
     tables: Array
+    origins: Array = field(default_factory=empty)
+    hidden: Hidden = _NO_HIDDEN
 
 
 @_register
@@ -155,6 +178,7 @@ class Verify(Message):
     rows, epochs, starts, feed_lengths, feeds, table_lengths, tables as in `Plan`; tables cover feed and chain.
     due bool [n]: the feed ends at the newest committed token. chain_lengths [n], 0 unless due; chains [m] tokens;
     dist_rows [m]: row of `dists` that the token was drawn from, −1 for a token chosen without chance.
+    shown bool [n]: hidden states of the row are wanted; no elements where none are.
     """
 
     round: int
@@ -170,6 +194,7 @@ class Verify(Message):
     dists: Dists
     table_lengths: Array
     tables: Array
+    shown: Array = field(default_factory=lambda: empty("bool"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +298,7 @@ class Verdict(Message):
 
     forward_s and sampling_s are the times that the worker computed. scores are those of the kept + 1 tokens of each
     due row that asked; prompt_scores those of the prompt tokens after each fed one, from start + 1 on.
+    hidden holds the states at the fed positions and at those of the kept tokens, of each row that asked, in order.
     """
 
     round: int
@@ -284,6 +310,7 @@ class Verdict(Message):
     sampling_s: float
     scores: Scores = _NO_SCORES
     prompt_scores: Scores = _NO_SCORES
+    hidden: Hidden = _NO_HIDDEN
 
 
 @_register
@@ -348,7 +375,7 @@ class Deltas(Message):
 
 _DTYPES = {np.dtype(name).str: np.dtype(name) for name in ("int32", "int64", "uint8", "bool", "float16", "float32")}
 
-_BUNDLES = (Dists, Scores)
+_BUNDLES = (Dists, Scores, Hidden)
 """Records that hold arrays."""
 
 

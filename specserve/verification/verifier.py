@@ -13,7 +13,7 @@ would have had.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from time import perf_counter
@@ -21,9 +21,10 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from specserve.config import Config, EngineConfig
-from specserve.errors import ProtocolError
-from specserve.models import AtOnce, Backend, Hardware
+from specserve import folders
+from specserve.config import NO_SPECULATOR, Config, EngineConfig
+from specserve.errors import ConfigError, ProtocolError
+from specserve.models import AtOnce, Backend, Hardware, ShowsHidden
 from specserve.models._stretches import ragged
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -42,7 +43,10 @@ from specserve.verification._group import GREEDY, Group, grouped
 from specserve.verification._masks import Masks
 from specserve.verification._rows import Row, judged_places, processed_places, read, uncovered
 from specserve.verification._scores import Scorer
+from specserve.verification._shown import shown
 from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
+
+LayersRead = Callable[[Config], tuple[int, ...]]
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +147,7 @@ class Verifier:
             judging_s,
             scores,
             prompt_scores,
+            shown(message, rows, kept, self._backend),
         )
 
     def _judge_of(self, rule: RuleName) -> Judge:
@@ -214,8 +219,24 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
 def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     backend, info = load_backend(config.target, "target", config.engine)
+    _show_hidden(backend, config)
     grammars = Grammars(Tokenizer.load(prepare(config.target, log.info, role="target")))
     verifier = Verifier(
         backend, vocab_size=info.vocab_size, engine=config.engine, grammars=grammars, hardware=backend.hardware
     )
     return verifier, replace(info, rules=verifier.rules)
+
+
+def _show_hidden(backend: Backend, config: Config) -> None:
+    """Let the target keep what the speculator reads of it, if anything. Raises ConfigError where it cannot."""
+    speculator = config.draft.speculator
+    if config.engine.depth == 0 or speculator == NO_SPECULATOR:
+        return
+    layers_read: LayersRead | None = getattr(folders.load("drafting", speculator), "layers_read", None)
+    if layers_read is None:
+        return
+    if not isinstance(backend, ShowsHidden):
+        raise ConfigError(
+            f"{speculator} reads the target's hidden states, which {config.target.source!r} does not show"
+        )
+    backend.observe(layers_read(config))
