@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from specserve import drafting
+from specserve import drafting, tracing
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError
 
@@ -64,6 +64,7 @@ def report(config: Config) -> list[Finding]:
         *_guarded("limits", lambda: _limits(config)),
         *_guarded("placement", lambda: _placement(config)),
         *_guarded("port", lambda: _port(config)),
+        *_guarded("tracing", lambda: _tracing(config)),
     ]
     first = {finding.text: finding for finding in reversed(findings)}
     return [finding for finding in findings if not finding.problem or first[finding.text] is finding]
@@ -110,6 +111,15 @@ def _rule(config: Config) -> Iterator[Finding]:
     name = config.engine.rule
     law = "lossless" if all_rules()[name].LOSSLESS else "lossy: answers do not follow the target's distribution"
     yield Finding("rule", f"{name} ({law})")
+
+
+def _tracing(config: Config) -> Iterator[Finding]:
+    settings = config.observe.tracing
+    if settings.exporter == "none":
+        return
+    tracing.check(settings)
+    to = {"otlp": settings.endpoint, "file": settings.path}.get(settings.exporter, "the standard error stream")
+    yield Finding("tracing", f"{settings.share:.0%} of requests, to {to}")
 
 
 def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
@@ -208,7 +218,7 @@ def _shapes(path: Path) -> list[list[int]]:
 
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
-        yield from _model("draft", config.draft.model, config, needs)
+        yield from _model("draft", config.draft_model, config, needs)
 
 
 def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:

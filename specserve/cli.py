@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     _speculators_arguments(bench.add_parser("speculators", help="drafted tokens that each speculator keeps, by kind"))
     _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
     _load_arguments(bench.add_parser("load", help="what clients see under load, and what the HTTP side costs"))
+    _chaos_arguments(bench.add_parser("chaos", help="kill, stop, slow and cut off processes under open streams"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
     _prefix_arguments(
@@ -144,8 +145,9 @@ def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
 
 def _pipeline_arguments(pipeline: argparse.ArgumentParser) -> None:
     modes = ("plain", "serial", "ahead1", "ahead")
+    pipeline.add_argument("--transport", choices=("socket", "ray"), default="socket", help="default: socket")
     pipeline.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="device profile: a name or a .json file")
-    pipeline.add_argument("--modes", type=_names, default=modes, help=f"any of {','.join(modes)}, the default")
+    pipeline.add_argument("--modes", type=_names, default=modes, help=f"default: {','.join(modes)}; also: adaptive")
     pipeline.add_argument("--batch", type=_numbers, default=(1, 8, 32, 64), help="requests; default: 1,8,32,64")
     pipeline.add_argument("--temperature", type=_floats, default=(0.0, 0.7, 1.0), help="default: 0,0.7,1")
     pipeline.add_argument("--rule", default="coupled", help="verification rule; default: coupled")
@@ -170,6 +172,21 @@ def _load_arguments(load: argparse.ArgumentParser) -> None:
     load.add_argument("--json", type=Path, help="also write machine, versions, options and rows to this file")
     load.add_argument("--plot", type=Path, help="draw the rows to this file (.png, .svg, .pdf)")
     load.set_defaults(verb=_load)
+
+
+def _chaos_arguments(chaos: argparse.ArgumentParser) -> None:
+    kinds, roles = ("kill", "stop", "slow", "cut"), ("draft", "target", "coordinator", "ingress")
+    chaos.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="a profile of emulated devices, or demo")
+    chaos.add_argument("--clients", type=int, default=32, help="streams at once; default: 32")
+    chaos.add_argument("--seconds", type=float, default=120.0, help="how long faults come; default: 120")
+    chaos.add_argument("--seed", type=int, default=0, help="of the faults and their times; default: 0")
+    chaos.add_argument("--kinds", type=_names, default=kinds, help=f"any of {','.join(kinds)}, the default")
+    chaos.add_argument("--roles", type=_names, default=roles, help=f"any of {','.join(roles)}, the default")
+    chaos.add_argument("--max-tokens", type=int, default=400, help="tokens per answer, exactly; default: 400")
+    chaos.add_argument("--hold", type=float, default=4.0, help="seconds that slow and cut last; default: 4")
+    chaos.add_argument("--pause", type=float, default=3.0, help="longest pause between two faults; default: 3")
+    chaos.add_argument("--json", type=Path, help="also write machine, versions, options and rows to this file")
+    chaos.set_defaults(verb=_chaos)
 
 
 def _speculators_arguments(speculators: argparse.ArgumentParser) -> None:
@@ -451,6 +468,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
         depths=arguments.depth,
         acceptance=arguments.acceptance,
         runner_up_hit=arguments.runner_up_hit,
+        transport=arguments.transport,
         window_s=arguments.window,
     )
     rows = measure(options, _progress)
@@ -487,6 +505,26 @@ def _load(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plot(rows, arguments.plot)
     return 0
+
+
+def _chaos(arguments: argparse.Namespace) -> int:
+    from specserve.bench.chaos import Options, broken, measure, rows, summary
+    from specserve.bench.report import check_json_path, show, write_json
+
+    if arguments.json is not None:
+        check_json_path(arguments.json)
+    names = ("profile", "clients", "seconds", "seed", "kinds", "roles", "max_tokens")
+    given = {name: getattr(arguments, name) for name in names}
+    options = Options(**given, hold_s=arguments.hold, pause_s=arguments.pause)
+    outcome = measure(options, _progress)
+    show(f"{options.profile}, {options.clients} clients: faults by role and kind", rows(outcome))
+    show("the whole run", [summary(outcome)])
+    if arguments.json is not None:
+        settings = {name: getattr(options, name) for name in options.__slots__}
+        write_json(arguments.json, settings | {"whole": summary(outcome)}, rows(outcome))
+    for promise in broken(outcome):
+        print(f"specserve: not kept: {promise}", file=sys.stderr)
+    return 1 if broken(outcome) else 0
 
 
 def _rules(arguments: argparse.Namespace) -> int:

@@ -42,6 +42,9 @@ class EmulatedConfig(Section):
     strict: bool = Field(False, description="refuse a step that took longer to compute than the device takes")
 
 
+_MOST_OF_A_RESOURCE = 1_000_000
+
+
 class ModelConfig(Section):
     """Where a model comes from and how it is held."""
 
@@ -49,12 +52,32 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, …")
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0 lets placement decide")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Ray resources that its node must have besides CPU and GPU: {draft_node: 1}"
+    )
     context_length: int | None = Field(None, ge=16, description="cap on the model's own context, in tokens")
     kv_blocks: int | None = Field(None, ge=1, description="KV pages; None derives them from kv_memory_gib")
     kv_memory_gib: float = Field(1.0, gt=0, description="memory for KV pages when kv_blocks is None")
     allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
     trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
     emulated: EmulatedConfig = Field(default_factory=EmulatedConfig)
+    target: str | None = Field(
+        None, description="source of the target whose parts a draft shares; None is the deployment's target"
+    )
+
+    @field_validator("resources")
+    @classmethod
+    def _grantable(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            if name in ("CPU", "GPU", "memory", "object_store_memory") or not name:
+                raise ValueError(f"{name!r} is not a resource of your own; name one that nodes were started with")
+            if not 0 < amount <= _MOST_OF_A_RESOURCE or (amount > 1 and amount != int(amount)):
+                raise ValueError(f"{amount:g} of {name!r} cannot be asked for; ask for a share up to 1, or for a count")
+        return value
+
+
+NO_SPECULATOR = "none"
+"""Instead of the name of a speculator: plain decoding."""
 
 
 class DraftConfig(Section):
@@ -118,6 +141,7 @@ class EngineConfig(Section):
     queue_limit: int = Field(256, ge=0, description="requests waiting for a place before 429")
     draft_wait_s: float = Field(2.0, gt=0, description="longest wait for a draft before a round goes on without it")
     recovery_wait_s: float = Field(120.0, gt=0, description="longest wait for a lost verifier")
+    hang_after_s: float = Field(60.0, gt=0, description="a worker that takes longer for one batch is replaced")
 
     @model_validator(mode="after")
     def _admissible(self) -> EngineConfig:
@@ -234,6 +258,9 @@ class ClusterConfig(Section):
     start_timeout_s: float = Field(600.0, gt=0)
     heartbeat_s: float = Field(0.2, gt=0)
     lost_after_s: float = Field(1.5, gt=0, description="silence after which a worker's process counts as lost")
+    slow_link_s: float = Field(
+        0.001, gt=0, description="round trip between coordinator and worker that a warning is given from"
+    )
 
 
 class SloConfig(Section):
@@ -244,10 +271,35 @@ class SloConfig(Section):
     e2e_s: float = Field(60.0, gt=0, description="longest time to the last token")
 
 
+class TracingConfig(Section):
+    """Where the spans of requests go, if anywhere; needs the extra specserve[tracing]. See docs/tracing.md."""
+
+    exporter: Literal["none", "otlp", "file", "console"] = "none"
+    endpoint: str = Field("http://127.0.0.1:4318/v1/traces", description="otlp: where a collector takes spans by HTTP")
+    path: str | None = Field(None, description="file: absolute path; one span as JSON a line, behind what is there")
+    share: float = Field(1.0, ge=0, le=1, description="requests traced, of those whose traceparent does not say")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _usable_endpoint(cls, value: str) -> str:
+        scheme, _, rest = value.partition("://")
+        if scheme not in ("http", "https") or not rest:
+            raise ValueError(f"{value!r} is no address; write one with its path, e.g. http://127.0.0.1:4318/v1/traces")
+        return value
+
+    @model_validator(mode="after")
+    def _usable_path(self) -> TracingConfig:
+        # Actors have working folders of their own.
+        if self.exporter == "file" and not Path(self.path or "").is_absolute():
+            raise ValueError(f"exporter file needs an absolute path (found path {self.path!r})")
+        return self
+
+
 class ObserveConfig(Section):
     """What is told about the server, and to whom."""
 
     slo: SloConfig = Field(default_factory=SloConfig)
+    tracing: TracingConfig = Field(default_factory=TracingConfig)
     vllm_aliases: bool = Field(True, description="also export vllm:spec_decode_…, which benchmark clients look for")
     ray_metrics: bool = Field(False, description="mirror all metrics into those that Ray exports on every node")
 
@@ -273,6 +325,12 @@ class Config(Section):
                 f"two unrelated languages; an emulated draft knows its target's only with the same seed"
             )
         return self
+
+    @property
+    def draft_model(self) -> ModelConfig:
+        """The draft's model, which knows its target."""
+        named = self.draft.model
+        return named.model_copy(update={"target": named.target or self.target.source})
 
     @property
     def served_name(self) -> str:

@@ -35,6 +35,7 @@ from specserve.metrics.ledger import COORDINATOR
 from specserve.sampling.grammar import Grammars
 from specserve.text import AnswerText, Tokenizer
 from specserve.timeline import chrome_trace
+from specserve.tracing import tracer_of
 from specserve.transport import Mailbox, Worker
 from specserve.transport.local import LocalChannel, ThreadChannel
 from specserve.types import (
@@ -92,7 +93,7 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
         from specserve.drafting import worker as draft_workers
 
-        draft_folder = prepare(config.draft.model, progress, role="draft")
+        draft_folder = prepare(config.draft_model, progress, role="draft")
         progress("loading the draft")
         draft_worker, draft = draft_workers.build(config)
         check(folder, draft_folder, target.vocab_size, draft.vocab_size)
@@ -129,6 +130,7 @@ class LocalEngine:
         self._metrics = EngineMetrics(self.config.served_name, self.config.engine.depth, self.config.observe.slo)
         self._metrics.configured(self.config, __version__)
         self._ledger = Ledger(aliases=self.config.observe.vllm_aliases)
+        self._tracer = tracer_of(self.config.observe.tracing, "coordinator")
         self._receivers: dict[str, Callable[[Delta], None]] = {}
         self._numbers = itertools.count()
         self._closed = False
@@ -148,6 +150,7 @@ class LocalEngine:
             tokenizer=parts.tokenizer,
             metrics=self._metrics,
             sink=self._deliver,
+            tracer=self._tracer,
         )
         self._channels = [each for each in (verifier, drafter) if each is not None]
         self._mailbox = mailbox
@@ -330,6 +333,8 @@ class LocalEngine:
             self._loop.stop()
             for each in self._channels:
                 each.close()
+            if self._tracer is not None:
+                self._tracer.close()
 
     def __enter__(self) -> Self:
         return self

@@ -32,6 +32,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 Role = Literal["draft", "target"]
 
+ROLES: tuple[Role, ...] = ("draft", "target")
+
 RuleName = str
 """The name of a file in `verification/` that holds a rule."""
 
@@ -95,6 +97,7 @@ class Request:
     source names the one speculator that drafts for this request; None means the deployment's, behind the prediction
     where there is one. prediction holds the tokens that the client expects the answer to be, none if it expects
     nothing: they are drafts, and change no answer.
+    trace is the W3C traceparent of the span that this request belongs to, None where nobody traces it.
     Requests of different cache_salt never share KV.
     """
 
@@ -115,6 +118,7 @@ class Request:
     structured: Structured | None = None
     source: SourceName | None = None
     prediction: tuple[int, ...] = ()
+    trace: str | None = None
     cache_salt: str = ""
 
 
@@ -251,6 +255,7 @@ class WorkerInfo:
 
     rules are those that a verifier judges by, each with whether it is lossless. Workers of the same place share their
     hardware. positional: its blocks hold all that it keeps of a request, so that another request may go on from them.
+    reads_hidden: a draft goes on from the target's hidden states, so only from a verdict.
     """
 
     role: Role
@@ -264,6 +269,7 @@ class WorkerInfo:
     rules: Mapping[RuleName, bool] = field(default_factory=dict)
     place: str = ""
     positional: bool = True
+    reads_hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)

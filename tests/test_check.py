@@ -132,3 +132,15 @@ def test_emulated_devices_are_told_from_models(capsys) -> None:
     assert "vocabulary" not in out
     assert main(["check", "--profile", "no-such-pair"]) == 1
     assert "qwen3-32b-0.6b-h100" in capsys.readouterr().err
+
+
+def test_where_spans_go_is_told_and_tried(folders, tmp_path) -> None:
+    """A file that cannot be written is a problem; without tracing nothing is said of it."""
+    config = config_of(folders)
+    assert lines(config, "tracing") == []
+    for path, found in ((tmp_path / "spans", False), (tmp_path / "no" / "spans", True)):
+        tracing = config.observe.tracing.model_copy(update={"exporter": "file", "path": str(path)})
+        asked = config.model_copy(update={"observe": config.observe.model_copy(update={"tracing": tracing})})
+        (finding,) = [finding for finding in report(asked) if finding.topic == "tracing"]
+        assert str(path) in finding.text
+        assert finding.problem == found

@@ -66,7 +66,8 @@ def test_setting_names_are_all_leaves_of_the_tree() -> None:
 
     def leaves(part, prefix=""):
         for name, value in part.items():
-            yield from leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
+            section = isinstance(value, dict) and value  # an empty mapping is the value of a setting
+            yield from leaves(value, f"{prefix}{name}.") if section else [f"{prefix}{name}"]
 
     assert list(setting_names()) == list(leaves(tree))
 

@@ -38,10 +38,12 @@ from specserve.api.schemas import (
 )
 from specserve.api.structured import CheckStructured
 from specserve.api.tokens import detokenized, tokenized
-from specserve.config import Config, ServerConfig
+from specserve.api.traces import Traced, TracedEngine
+from specserve.config import Config
 from specserve.errors import UnsupportedField
 from specserve.metrics import HttpMetrics
 from specserve.text import Tokenizer
+from specserve.tracing import Tracer, tracer_of
 from specserve.types import EngineClient, ModelCard
 
 BodyT = TypeVar("BodyT", bound=ModelBody)
@@ -51,8 +53,13 @@ GenerationT = TypeVar("GenerationT", bound=Generation)
 def create_app(
     engine: EngineClient, tokenizer: Tokenizer, config: Config, *, check_structured: CheckStructured
 ) -> FastAPI:
-    """The application: models, completions, chat completions, the tokenizer, and what operators ask."""
-    api = _Api(engine, tokenizer, config, check_structured)
+    """The application: models, completions, chat completions, the tokenizer, and what operators ask.
+
+    Its `state` holds the metrics, and the tracer, which whoever ends the application closes. Raises ConfigError where
+    spans are wanted and cannot be made.
+    """
+    tracer = tracer_of(config.observe.tracing, "ingress")
+    api = _Api(engine if tracer is None else TracedEngine(engine), tokenizer, config, check_structured)
     app = FastAPI(
         title="specserve",
         version=_version(),
@@ -60,28 +67,30 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=_layers(config.server, api.http),
+        middleware=_layers(config, api.http, tracer),
         exception_handlers={HTTPException: _refused, RequestValidationError: _refused},
     )
-    app.state.metrics = api.http
+    app.state.metrics, app.state.tracer = api.http, tracer
     for path, method, handler in api.routes():
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return app
 
 
-def _layers(server: ServerConfig, metrics: HttpMetrics) -> list[Middleware]:
+def _layers(config: Config, metrics: HttpMetrics, tracer: Tracer | None) -> list[Middleware]:
     """What surrounds the routes, outermost first."""
+    server = config.server
     cors = Middleware(
         CORSMiddleware,
         allow_origins=server.cors_origins,
         allow_methods=("GET", "POST"),
-        allow_headers=("Authorization", "Content-Type", "X-Request-Id"),
+        allow_headers=("Authorization", "Content-Type", "X-Request-Id", "Traceparent", "Tracestate"),
         expose_headers=("X-Request-Id", "Retry-After"),
         allow_credentials=False,  # keys travel in a header, which pages set themselves
     )
     return [
         *([cors] if server.cors_origins else []),
         Middleware(Envelope, metrics=metrics),
+        *([] if tracer is None else [Middleware(Traced, tracer=tracer, model=config.served_name)]),
         Middleware(HeaderLimit, max_bytes=server.max_header_bytes),
         Middleware(Keys, config=server),
         Middleware(Admission, config=server),

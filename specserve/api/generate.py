@@ -176,7 +176,7 @@ async def _pump(
 
 async def _indexed(job: Job, engine: EngineClient, index: int) -> AsyncGenerator[tuple[int, Delta], None]:
     """One sequence up to the delta that ends it. Raises its failure, and DeadlineExceeded when time is up."""
-    async with _opened(engine, job.requests[index]) as source:
+    async with opened(engine, job.requests[index]) as source:
         while True:
             delta = await _next(source, job.deadline)
             failure = failure_of(delta)
@@ -198,7 +198,8 @@ async def _next(source: AsyncIterator[Delta], deadline: float) -> Delta:
 
 
 @asynccontextmanager
-async def _opened(engine: EngineClient, request: Request) -> AsyncIterator[AsyncIterator[Delta]]:
+async def opened(engine: EngineClient, request: Request) -> AsyncIterator[AsyncIterator[Delta]]:
+    """A request's deltas, from a stream that is closed on the way out."""
     source = engine.stream(request)
     try:
         yield source

@@ -115,7 +115,7 @@ def _transformers_cases(config: Config, options: Options, progress: Progress) ->
     cases = [Case(TransformersGenerate(folder), 0, 1)]
     depth = max(options.depths)
     if depth > 0 and "small_model" in options.speculators:
-        assistant = prepare(config.draft.model, progress, role="draft")
+        assistant = prepare(config.draft_model, progress, role="draft")
         cases.append(Case(TransformersGenerate(folder, assistant=assistant), depth, 1))
     many = [count for count in options.concurrency if count > 1]
     if many:

@@ -8,6 +8,7 @@ plain    the target alone
 serial   draft, then verify
 ahead1   the draft goes on from "everything kept" while the target verifies
 ahead    the draft prepares for as many outcomes of the verification as it has time for
+adaptive likewise, drafted as deep as is measured to pay, and not at all where plain decoding is faster
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,24 @@ from specserve import config as configs
 from specserve.bench.limits import Load, tokens_per_s
 from specserve.bench.report import Row
 from specserve.bench.steady import Ask, Counters, Server
-from specserve.config import Config, setting_names
+from specserve.config import Config
 from specserve.errors import ConfigError
 from specserve.models import _device_profile
 from specserve.models._device_profile import DeviceProfile
 
 Progress = Callable[[str], None]
 
-_OUTCOMES: dict[str, int | str] = {"plain": 0, "serial": 0, "ahead1": 1, "ahead": "auto"}
-"""What `engine.outcomes` is in each mode; modes of one value share a server."""
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"engine.outcomes": 0},
+    "serial": {"engine.outcomes": 0},
+    "ahead1": {"engine.outcomes": 1},
+    "ahead": {"engine.outcomes": "auto"},
+    "adaptive": {"engine.outcomes": "auto", "engine.depth_policy": "adaptive"},
+}
+"""How the engine is configured in each mode; modes of the same settings share a server."""
 
-MODES = tuple(_OUTCOMES)
+MODES = tuple(_SETTINGS)
+DEFAULT_MODES = ("plain", "serial", "ahead1", "ahead")
 
 _LONGEST = 8192
 _WINDOW_TOKENS_PER_S = 600
@@ -45,13 +53,14 @@ class Options:
     """What to run. window_s is how long each case is looked at, in seconds."""
 
     profile: str = "qwen3-32b-0.6b-h100"
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = DEFAULT_MODES
     batches: tuple[int, ...] = (1, 8, 32, 64)
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     rule: str = "coupled"
     depths: tuple[int, ...] = (4,)
     acceptance: float = 0.78
     runner_up_hit: float = 0.9
+    transport: str = "socket"
     window_s: float = 4.0
 
     def check(self) -> None:
@@ -66,34 +75,26 @@ class Options:
             raise ConfigError(f"--window takes seconds up to {_LONGEST / _WINDOW_TOKENS_PER_S - 1:.0f}")
 
 
-def measurable(modes: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of these modes that the engine has settings for."""
-    return tuple(mode for mode in modes if _knows_outcomes() or _OUTCOMES[mode] == 0)
-
-
-def _knows_outcomes() -> bool:
-    return "engine.outcomes" in set(setting_names())
-
-
 def measure(options: Options, progress: Progress) -> list[Row]:
     """One row for each mode, batch and temperature. Raises ConfigError, or the first error of a request."""
     options.check()
     profile = _device_profile.load(options.profile)
     rows: list[Row] = []
-    modes = measurable(options.modes)
-    for outcomes in dict.fromkeys(_OUTCOMES[mode] for mode in modes):
-        progress(f"starting Ray, outcomes {outcomes}")
-        with _served(configured(options, outcomes)) as server:
-            for mode in (mode for mode in modes if _OUTCOMES[mode] == outcomes):
+    for _, alike in groupby(sorted(options.modes, key=MODES.index), key=_SETTINGS.__getitem__):
+        modes = list(alike)
+        progress(f"starting Ray for {', '.join(modes)}")
+        with _served(configured(options, modes[0])) as server:
+            for mode in modes:
                 rows += _cases(server, mode, options, profile, progress)
     return rows
 
 
-def configured(options: Options, outcomes: int | str) -> Config:
-    """The configuration of a server for these options. Raises ConfigError."""
+def configured(options: Options, mode: str) -> Config:
+    """The configuration of a server for these options and a mode. Raises ConfigError."""
     most = max(options.batches)
     settings: dict[str, Any] = _device_profile.settings(options.profile) | {
         "server.port": 0,
+        "cluster.transport": options.transport,
         "engine.rule": options.rule,
         "engine.depth": max(options.depths),
         "engine.max_requests": most,
@@ -103,9 +104,7 @@ def configured(options: Options, outcomes: int | str) -> Config:
         "draft.model.emulated.acceptance": options.acceptance,
         "draft.model.emulated.runner_up_hit": options.runner_up_hit,
     }
-    if _knows_outcomes():
-        settings["engine.outcomes"] = outcomes
-    return configs.parse(configs.override({}, settings), where="bench pipeline")
+    return configs.parse(configs.override({}, settings | _SETTINGS[mode]), where="bench pipeline")
 
 
 @contextmanager
@@ -146,7 +145,7 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
         "tokens_per_s": measured,
         "limit_tokens_per_s": limit,
         "efficiency": measured / limit,
-        "hit_rate": counted.hits / foreseen if foreseen and mode.startswith("ahead") else None,
+        "hit_rate": counted.hits / foreseen if foreseen and mode not in ("plain", "serial") else None,
         "draft_busy": draft_busy,
         "target_busy": target_busy,
         "overlap": counted.overlap_s / counted.wall_s,
@@ -154,6 +153,7 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
         "tokens_per_step": load.tokens,
         "wire_ms": 1000 * counted.wire_s / counted.rounds if counted.rounds else None,
         "bytes_per_token": counted.bytes / counted.tokens,
+        "transport": options.transport,
     }
 
 
@@ -165,9 +165,15 @@ _HEADINGS = {
 }
 
 
+_SAME = ("profile", "transport", "rule")
+
+
 def table(rows: list[Row]) -> list[Row]:
     """The rows as people read them: without what is the same in all, under headings that fit."""
-    return [{_HEADINGS.get(key, key): row[key] for key in row if key not in ("profile", "rule")} for row in rows]
+    return [
+        {_HEADINGS.get(key, key): row[key] for key in row if key not in ("profile", "transport", "rule")}
+        for row in rows
+    ]
 
 
 def plot(rows: list[Row], path: Path) -> None:

@@ -14,6 +14,7 @@ import ray
 
 from specserve import config as configs
 from specserve import logs
+from specserve.cluster.link import EchoAddress, Link, measure
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
@@ -62,7 +63,7 @@ class WorkerActor:
         self._role = role
         self._config = configs.parse(config_tree)
         logs.configure(self._config.log_format)
-        self._model = self._config.target if role == TARGET else self._config.draft.model
+        self._model = self._config.target if role == TARGET else self._config.draft_model
         self._progress = "starting"
         self._folder: Path | None = None
         self._worker: Worker | None = None
@@ -108,6 +109,11 @@ class WorkerActor:
             self._worker, coordinator, life, host=host, node_id=node_id, heartbeat_s=heartbeat_s
         )
         return self._session.address
+
+    def link_to(self, echo: EchoAddress) -> Link | None:
+        """How far the coordinator's node is; None when it is this one. Raises Unavailable."""
+        node_id, host = node_address()
+        return None if node_id == echo.node_id else measure(host, echo)
 
     def deliver(self, life: int, frames: Frames) -> list[Frames]:
         """The `ray` transport: handle one message and return the replies."""

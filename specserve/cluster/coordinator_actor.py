@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from specserve import __version__, drafting, logs
 from specserve import config as configs
 from specserve.cluster.actors import node_address
+from specserve.cluster.link import Echo, EchoAddress
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import RayChannel
 from specserve.coordinator.engine import Engine
@@ -23,6 +24,7 @@ from specserve.models import vocabulary
 from specserve.models.loading import prepare
 from specserve.text import Tokenizer
 from specserve.timeline import chrome_trace
+from specserve.tracing import tracer_of
 from specserve.transport import Channel, Mailbox, PeerLost
 from specserve.transport.messages import Deltas
 from specserve.transport.socket import Address, Endpoint, Heart
@@ -51,12 +53,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """What the supervisor polls. `lost` holds the roles whose present life is over; `rounds` counts verifications."""
+    """What the supervisor polls. `rounds` counts verifications.
+
+    lost holds the roles whose present life is over; those in hung were given up though their hearts beat: they took too
+    long for a batch, or broke the protocol, and their processes are not to be used again.
+    """
 
     pid: int
     started: bool
     health: Health
     lost: tuple[str, ...]
+    hung: tuple[str, ...]
     rounds: int
 
 
@@ -103,6 +110,7 @@ class CoordinatorActor:
         self._endpoint = Endpoint(self._mailbox, host=host, node_id=node_id, lost_after_s=lost_after_s)
         self._metrics = EngineMetrics(self._config.served_name, self._config.engine.depth, self._config.observe.slo)
         self._metrics.configured(self._config, __version__)
+        self._tracer = tracer_of(self._config.observe.tracing, "coordinator")
         self._ingresses: dict[str, _IngressLink] = {}
         self._engine: Engine | None = None
         self._loop: Loop | None = None
@@ -115,6 +123,11 @@ class CoordinatorActor:
             return None
         return self._endpoint.accept(role, life)
 
+    def echo(self) -> EchoAddress:
+        """Where a worker may measure how far away it is, once, within a few seconds."""
+        node_id, host = node_address()
+        return Echo(host, node_id).address
+
     def start(self, target: Joined, draft: Joined | None) -> ModelCard:
         """Make the engine and begin to serve. Raises ConfigError when the workers' limits do not fit.
 
@@ -123,7 +136,7 @@ class CoordinatorActor:
         self._end_engine("the coordinator was started anew")
         folder = prepare(self._config.target, log.info, role="target")
         if draft is not None:
-            draft_folder = prepare(self._config.draft.model, log.info, role="draft")
+            draft_folder = prepare(self._config.draft_model, log.info, role="draft")
             vocabulary.check(folder, draft_folder, target.info.vocab_size, draft.info.vocab_size)
         # The other losses belong to lives before this engine.
         self._mailbox.losses.clear()
@@ -140,6 +153,7 @@ class CoordinatorActor:
             sink=self._deliver,
             life=target.life,
             draft_life=0 if draft is None else draft.life,
+            tracer=self._tracer,
         )
         loop = Loop(engine, self._mailbox)
         loop.start()
@@ -224,10 +238,12 @@ class CoordinatorActor:
     def state(self) -> CoordinatorState:
         """Cheap, never raises."""
         self._forget_lost_ingresses()
-        lost = tuple(sorted(_ROLES & self._mailbox.losses.keys()))
+        silent = _ROLES & self._mailbox.losses.keys()
+        hung = set() if self._engine is None else set(self._engine.away) - silent
+        lost = tuple(sorted(silent | hung))
         started = self._loop is not None
         rounds = (self._endpoint.progress(TARGET) or (0, False))[0]
-        return CoordinatorState(os.getpid(), started, self._health(), lost, rounds)
+        return CoordinatorState(os.getpid(), started, self._health(), lost, tuple(sorted(hung)), rounds)
 
     def _health(self) -> Health:
         if self._loop is None or self._engine is None:
@@ -274,6 +290,8 @@ class CoordinatorActor:
         for link in self._ingresses.values():
             link.close()
         self._endpoint.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
 
 def _as_unavailable(delta: Delta) -> Delta:

@@ -20,6 +20,7 @@ from specserve.metrics import HttpMetrics, Snapshot
 from specserve.models.loading import prepare
 from specserve.sampling.grammar import Grammars
 from specserve.text import Tokenizer
+from specserve.tracing import Tracer
 from specserve.transport.socket import Address
 from specserve.types import Health, ModelCard
 
@@ -39,6 +40,7 @@ class Ingress:
         self._engine: RemoteEngine | None = None
         self._place = f"ingress-{uuid.uuid4().hex}"
         self._reporting: asyncio.Task[None] | None = None
+        self._tracer: Tracer | None = None
 
     async def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve after the constructor. Waits for the pipeline; raises Unavailable if it never starts."""
@@ -51,6 +53,7 @@ class Ingress:
         grammars = await asyncio.to_thread(Grammars, tokenizer)
         check = partial(grammars.check, max_bytes=self._config.server.max_schema_bytes)
         app = create_app(self._engine, tokenizer, self._config, check_structured=check)
+        self._tracer = app.state.tracer
         self._reporting = asyncio.ensure_future(self._report(app.state.metrics))
         return app
 
@@ -89,3 +92,5 @@ class Ingress:
             self._reporting.cancel()
         if self._engine is not None:
             self._engine.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)

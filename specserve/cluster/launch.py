@@ -18,7 +18,7 @@ import ray
 from ray import serve
 from rich.console import Console
 
-from specserve import drafting, folders
+from specserve import drafting, folders, tracing
 from specserve.cluster.deploy import APP_NAME, PIPELINE, application
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
@@ -53,6 +53,7 @@ def _serve(config: Config, stopping: threading.Event, ray_address: str | None, o
         if up:
             _banner(config, out)
             _warn(config)
+            _warn_of_links()
             stopping.wait()
             drain()
 
@@ -62,11 +63,12 @@ def check_config(config: Config, *, models_here: bool) -> None:
 
     models_here: the workers will run on this machine, so the models must be here.
     """
+    tracing.check(config.observe.tracing)
     with_draft = drafting.has_worker(config.draft) and config.engine.depth > 0
     rules = folders.names_in("verification")
     if config.engine.rule not in rules:
         raise ConfigError(f"no rule called {config.engine.rule!r}; there are: {', '.join(rules)}")
-    for model in [config.target] + ([config.draft.model] if with_draft else []):
+    for model in [config.target] + ([config.draft_model] if with_draft else []):
         # `demo` and .gguf files may take long to prepare: that is the workers' task.
         if models_here and model.source != "demo" and not Path(model.source).expanduser().is_file():
             prepare(model, log.info)
@@ -201,6 +203,12 @@ def _warn(config: Config) -> None:
             f"warning: anybody who reaches {config.server.host} can use this server; set SPECSERVE_API_KEY, or listen "
             f"on 127.0.0.1"
         )
+
+
+def _warn_of_links() -> None:
+    state = pipeline_state()
+    for line in () if state is None else state.warnings:
+        _tell(f"warning: {line}")
 
 
 def _tell(line: str) -> None:

@@ -31,6 +31,7 @@ _TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
 
 _QUIET: dict[str, str | None] = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray would have its actors wait behind everything else on the machine
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_SERVE_LOG_TO_STDERR": "0",

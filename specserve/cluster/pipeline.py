@@ -29,13 +29,14 @@ _COLLECT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """What the launcher shows. `failure` says in words why the pipeline will never start."""
+    """What the launcher shows. `failure` says in words why the pipeline will never start, `warnings` what is slow."""
 
     ready: bool
     progress: dict[str, str]
     failure: str | None
     pids: dict[str, int]
     health: Health
+    warnings: tuple[str, ...] = ()
 
 
 class Pipeline:
@@ -82,6 +83,7 @@ class Pipeline:
             failure=self._failure,
             pids={"pipeline": os.getpid()} | ({} if supervisor is None else supervisor.pids),
             health=await self.health(),
+            warnings=() if supervisor is None else supervisor.warnings,
         )
 
     async def health(self) -> Health:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from specserve.errors import ChannelError
-from specserve.transport import Arrived, Mailbox, Worker
+from specserve.transport import Arrived, Mailbox, PeerLost, Worker
 from specserve.transport.socket import Address, Endpoint, Heart
 
 log = logging.getLogger(__name__)
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 class WorkerSession:
     """One life of a worker: a thread that receives and computes, and a heart, both towards one coordinator.
 
-    `address` is where the coordinator may send to. A session whose worker fails outside of a batch stops its heart,
-    so that the coordinator finds it lost and a new session is made.
+    `address` is where the coordinator may send to. A session whose worker fails outside of a batch, or which messages
+    of the coordinator did not reach, stops its heart, so that the coordinator finds it lost and a new one is made.
     """
 
     def __init__(
@@ -33,6 +33,8 @@ class WorkerSession:
 
     def _handle(self, item: object) -> None:
         """Runs on the receive thread: while a batch is computed, what comes next waits in the socket."""
+        if isinstance(item, PeerLost):
+            self._fail(f"it cannot hear the coordinator: {item.reason}")
         if not isinstance(item, Arrived) or self._failed:
             return
         self._busy = True
@@ -42,12 +44,17 @@ class WorkerSession:
         except ChannelError as error:
             log.warning("the coordinator takes no replies: %s", error.message)
         except Exception:
-            log.exception("the worker failed outside of a batch; it waits for a new connection")
-            self._failed = True
-            self._heart.stop()
+            log.exception("the worker failed outside of a batch")
+            self._fail("it failed outside of a batch")
         finally:
             self._finished += 1
             self._busy = False
+
+    def _fail(self, reason: str) -> None:
+        """Do nothing more and say nothing more, so that the coordinator misses this life and begins another."""
+        log.warning("this life of the worker ends, and it waits for a new connection: %s", reason)
+        self._failed = True
+        self._heart.stop()
 
     def close(self) -> None:
         """End after the batch that is being computed, if any. Idempotent."""

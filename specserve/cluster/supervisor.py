@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from specserve.cluster.actors import CONTROL, WORKER_ACTORS, WorkerState
 from specserve.cluster.calls import or_none, result, state_of
 from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorState, Joined
+from specserve.cluster.link import Link
 from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError, Unavailable
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 _CALL_TIMEOUT_S = 60.0  # a worker answers between two batches
 _RETRY_S = 0.5
-_STALL_S = 60.0
+_STALL_PATIENCE = 2.0  # times engine.hang_after_s, after which a worker that hangs was to be replaced
 _FIRST_LOADS = 3
 
 
@@ -76,6 +77,7 @@ class Supervisor:
         self._health = Health("starting", "creating processes")
         self._card: ModelCard | None = None
         self._recovering = False
+        self._warnings: list[str] = []
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,25 @@ class Supervisor:
         await self._load_first()
         await self._check_vocabularies()
         await self._begin()
+        await self._measure_links()
+
+    async def _measure_links(self) -> None:
+        """Warn of a worker that is far from the coordinator. What cannot be measured does not keep anything waiting."""
+        for member in self._members.values():
+            try:
+                echo = await result(self._coordinator.echo.remote(), _CALL_TIMEOUT_S)
+                link: Link | None = await result(member.handle.link_to.remote(echo), _CALL_TIMEOUT_S)
+            except (RayActorError, SpecserveError) as error:
+                log.warning("the way to the %s worker was not measured: %s", member.role, error)
+                continue
+            if link is not None:
+                log.info("%s worker: %.3f ms to the coordinator", member.role, 1000 * link.round_trip_s)
+                self._warn(link.warning(member.role, self._config.cluster.slow_link_s))
+
+    def _warn(self, text: str | None) -> None:
+        if text is not None:
+            log.warning("%s", text)
+            self._warnings.append(text)
 
     async def _load_first(self) -> None:
         timeout_s = self._config.cluster.start_timeout_s
@@ -157,7 +178,7 @@ class Supervisor:
         return self._create(role, WORKER_ACTORS[role], environment)
 
     def _model(self, role: str) -> ModelConfig:
-        return self._config.target if role == TARGET else self._config.draft.model
+        return self._config.target if role == TARGET else self._config.draft_model
 
     def _arguments(self, role: str) -> tuple[object, ...]:
         tree = self._config.model_dump()
@@ -231,6 +252,9 @@ class Supervisor:
         """Without waiting: a worker that is stuck must not keep the coordinator from being watched."""
         if member.recovering:
             return
+        if member.role in state.hung:
+            log.warning("the %s worker does not do what it is asked; its process is being replaced", member.role)
+            ray.kill(member.handle, no_restart=False)
         if member.role in state.lost:
             member.recovery = asyncio.create_task(self._recover(member))
         elif member.look is None:
@@ -305,13 +329,19 @@ class Supervisor:
         for member in self._members.values():
             if member.recovery is not None and member.recovery.done():
                 member.recovery.result()
-        if not self._recovering and time.monotonic() - self._stall.since_s > _STALL_S:
-            raise Unavailable(f"there is work, but no round ended for {_STALL_S:g} s")
+        longest_s = _STALL_PATIENCE * self._config.engine.hang_after_s
+        if not self._recovering and time.monotonic() - self._stall.since_s > longest_s:
+            raise Unavailable(f"there is work, but no round ended for {longest_s:g} s")
 
     @property
     def health(self) -> Health:
         """As of the last poll."""
         return self._health
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know about how this pipeline is placed."""
+        return tuple(self._warnings)
 
     @property
     def progress(self) -> dict[str, str]:

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+from specserve.coordinator.requests import RequestState
 from specserve.metrics import EngineMetrics
 from specserve.types import DeviceSpan, Role
 
 _OTHER: Mapping[Role, Role] = {"draft": "target", "target": "draft"}
 _KEPT_SPANS = 4096
+
+
+class Share(Protocol):
+    """One request's share of a batch."""
+
+    @property
+    def state(self) -> RequestState: ...
+
+
+Watch = Callable[[DeviceSpan, Sequence[Share]], None]
+"""Is told of each answered batch, and of the requests in it."""
 
 
 class Activity:
@@ -24,10 +37,11 @@ class Activity:
         self._metrics = metrics
         self._clock = clock
         self._settled_s: dict[Role, float] = {}  # roles with a worker
-        self._sent: dict[Role, tuple[int, float, int, int]] = {}
+        self._sent: dict[Role, tuple[int, float, int, int, Sequence[Share]]] = {}
         self._away: set[Role] = set()
         self._idle = True
         self._spans: deque[DeviceSpan] = deque(maxlen=_KEPT_SPANS)
+        self.watch: Watch | None = None
         self._recent: dict[Role, deque[DeviceSpan]] = {"draft": deque(maxlen=16), "target": deque(maxlen=16)}
 
     @property
@@ -38,6 +52,11 @@ class Activity:
     def last(self, role: Role) -> DeviceSpan | None:
         """The batch that this worker answered last."""
         return self._recent[role][-1] if self._recent[role] else None
+
+    def sent_at(self, role: Role) -> float | None:
+        """When the batch left that this worker has not answered; None where there is none."""
+        batch = self._sent.get(role)
+        return None if batch is None else batch[1]
 
     def joined(self, role: Role) -> None:
         """From now on there is a worker of this role."""
@@ -59,10 +78,10 @@ class Activity:
             self.settle()
             self._idle = idle
 
-    def sent(self, role: Role, number: int, rows: int, positions: int) -> None:
-        """A batch left for a worker: fed positions and, for the target, drafted ones too."""
+    def sent(self, role: Role, number: int, rows: int, positions: int, shares: Sequence[Share] = ()) -> None:
+        """A batch left for a worker: fed positions and, for the target, drafted ones too. shares are its requests'."""
         self.settle()
-        self._sent[role] = (number, self._clock(), rows, positions)
+        self._sent[role] = (number, self._clock(), rows, positions, shares)
 
     def returned(self, role: Role, phases: Mapping[str, float]) -> None:
         """The worker answered; it computed for so many seconds in each phase."""
@@ -70,16 +89,18 @@ class Activity:
         batch = self._sent.pop(role, None)
         if batch is None:
             return
-        number, sent_s, rows, positions = batch
+        number, sent_s, rows, positions, shares = batch
         now = self._clock()
         busy_s = min(sum(phases.values()), now - sent_s)
         span = DeviceSpan(role, number, sent_s, now, busy_s, rows, positions)
         self._metrics.computed(role, phases, max(0.0, now - sent_s - sum(phases.values())))
         self._spans.append(span)
-        overlap_s = sum(_shared(span, other) for other in self._recent[_OTHER[role]])
+        overlap_s = _shared(span, self._recent[_OTHER[role]])
         if overlap_s > 0:
             self._metrics.overlapped(overlap_s)
         self._recent[role].append(span)
+        if self.watch is not None:
+            self.watch(span, shares)
 
     def settle(self) -> None:
         """Book the time since the last change."""
@@ -101,5 +122,11 @@ class Activity:
         return "peer" if _OTHER[role] in self._sent else "coordinator"
 
 
-def _shared(one: DeviceSpan, other: DeviceSpan) -> float:
-    return max(0.0, min(one.ended_s, other.ended_s) - max(one.began_s, other.began_s))
+def _shared(span: DeviceSpan, others: deque[DeviceSpan]) -> float:
+    """Seconds in which the other worker computed, too; its batches are in the order of their ends."""
+    began_s, ended_s, shared_s = span.began_s, span.ended_s, 0.0
+    for other in reversed(others):
+        if other.ended_s <= began_s:
+            break
+        shared_s += max(0.0, min(ended_s, other.ended_s) - max(began_s, other.began_s))
+    return shared_s

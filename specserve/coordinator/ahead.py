@@ -118,7 +118,7 @@ class AheadDrafts(WorkerSource):
             trunk.text_start = min(trunk.state.draft_known, trunk.start)
             trunk.state.draft_known = trunk.base
         positions = sum(trunk.feed for trunk in trunks) + int(branches.depths.sum())
-        self.link.activity.sent("draft", self._number, len(trunks) + len(branches), positions)
+        self.link.activity.sent("draft", self._number, len(trunks) + len(branches), positions, trunks)
         self.link.send(plan.message())
 
     def _follows(self, state: RequestState) -> bool:

@@ -25,6 +25,7 @@ class CheckedRow:
     due: bool
     length: int  # committed tokens when it was sent
     chain: Chain
+    shown: bool = False  # hidden states are wanted
 
     def emitted(self, kept: int, token: int) -> list[int]:
         """The tokens that a verdict of so many kept drafts, and this token after them, yields."""
@@ -87,6 +88,7 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
     """The columnar verification of these rows, with the dists that their chains were drawn from."""
     dists, dist_rows = _gather_dists(rows)
     tables = [checked.state.target_table for checked in rows]
+    shown = [checked.shown for checked in rows]
     return Verify(
         round=number,
         rows=np.array([checked.state.row for checked in rows], dtype=np.int64),
@@ -101,6 +103,7 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
         dists=dists,
         table_lengths=ints([len(table) for table in tables]),
         tables=joined(tables),
+        shown=np.array(shown if any(shown) else [], dtype=np.bool_),
     )
 
 

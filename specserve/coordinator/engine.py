@@ -26,6 +26,7 @@ from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
+from specserve.coordinator.hidden_drafts import HiddenDrafts
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
 from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
@@ -35,6 +36,7 @@ from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
 from specserve.coordinator.slots import SlotPool
+from specserve.coordinator.traces import RequestTraces
 from specserve.coordinator.verifier_link import VerifierLink
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, takes_turns
 from specserve.errors import (
@@ -48,9 +50,11 @@ from specserve.errors import (
 )
 from specserve.metrics import EngineMetrics
 from specserve.text import Tokenizer
+from specserve.tracing import Tracer
 from specserve.transport import Arrived, Channel, PeerLost
 from specserve.transport.messages import Cannot, Failed, Message, Verdict
 from specserve.types import (
+    ROLES,
     AheadStats,
     Delta,
     Failure,
@@ -58,6 +62,7 @@ from specserve.types import (
     Health,
     PoolLevels,
     Request,
+    Role,
     RowId,
     WorkerInfo,
 )
@@ -84,8 +89,9 @@ class Engine:
         draft_life: int = 0,
         guessers: Mapping[str, RequestGuesser] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
     ) -> None:
-        """guessers are the model-free speculators that a request may have for its own.
+        """guessers are the model-free speculators that a request may have for its own. tracer takes spans of requests.
 
         Raises ConfigError when the workers' limits can never serve a request.
         """
@@ -104,6 +110,7 @@ class Engine:
         self._own_drafts = OwnDrafts(guessers or {}, config.draft.speculator, self._slots)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
+        self._has_draft_worker = drafter is not None
         self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
         self._states: dict[str, RequestState] = {}
         self._outbox = Outbox(metrics)
@@ -120,6 +127,7 @@ class Engine:
         self._draining = False
         self._dead: str | None = None
         self.activity = Activity(metrics, clock)
+        self._traces = None if tracer is None else RequestTraces(tracer, self.activity, clock)
         self.activity.joined("target")
         metrics.joined("target", target)
         metrics.rules(target.rules)
@@ -138,6 +146,8 @@ class Engine:
         row = RowId(self._next_row)
         self._next_row += 1
         state = admitted(row, request, owner, self._tokenizer, self._clock())
+        if self._traces is not None:
+            self._traces.admitted(state)
         self._states[request.id] = state
         self._scheduler.waiting.append(state)
 
@@ -171,8 +181,10 @@ class Engine:
         self._outbox.forget_round()
         failure = Failure(500, SpecserveError.code, reason)
         for state in self._states.values():
-            delta = Delta(state.request.id, (), finish="error", stats=state.stats(self._clock()), failure=failure)
-            self._outbox.put(state.owner, delta)
+            stats = state.stats(self._clock())
+            self._outbox.put(state.owner, Delta(state.request.id, (), finish="error", stats=stats, failure=failure))
+            if self._traces is not None:
+                self._traces.ended(state, "error", stats, failure)
         self._states.clear()
 
     def drain(self) -> None:
@@ -237,17 +249,23 @@ class Engine:
             self._advance()
 
     def _lose_broken(self) -> bool:
-        """Treat workers whose channel refused a message as lost. True when there was one."""
+        """Treat workers that hang, or whose channel refused a message, as lost. True when there was one."""
         broken = isinstance(self._drafts, WorkerSource) and (
-            self._drafts.link.broken or self._clock() >= (self._drafts.overdue_s or math.inf)
+            self._drafts.link.broken
+            or self._clock() >= min(self._drafts.overdue_s or math.inf, self._overdue_s("draft"))
         )
         if broken:
             self._lose("draft")
-        if self._verifier.broken:
+        if self._verifier.broken or self._clock() >= self._overdue_s("target"):
             self._verifier.broken = False
             self._lose("target")
             broken = True
         return broken
+
+    def _overdue_s(self, role: Role) -> float:
+        """The clock time from which on a worker hangs that has not answered its batch; infinite without one."""
+        sent_s = self.activity.sent_at(role)
+        return math.inf if sent_s is None else sent_s + self._config.hang_after_s
 
     def _advance(self) -> None:
         if self._round is not None:
@@ -301,6 +319,7 @@ class Engine:
                 row.due,
                 len(row.state.tokens),
                 row.state.chain.first(row.depth) if row.due else NOTHING,
+                isinstance(self._drafts, WorkerSource) and self._drafts.shows(row.state),
             )
             for row in rows
             if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start
@@ -312,7 +331,7 @@ class Engine:
             self._verifier.open(entry.state)
         sent = verify_message(self._round_number, checked)
         # Before the message leaves: in one process the work is done when `send` returns.
-        self.activity.sent("target", self._round_number, len(checked), len(sent.feeds) + len(sent.chains))
+        self.activity.sent("target", self._round_number, len(checked), len(sent.feeds) + len(sent.chains), checked)
         self._verifier.send(sent)
         slots = [slot for entry in checked for slot in entry.chain.slots]
         current = Round(sent, checked, slots, self._round_began_s, self._fallbacks(checked))
@@ -353,6 +372,8 @@ class Engine:
         if current is None or verdict.round != current.number:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
+        if isinstance(self._drafts, WorkerSource):
+            self._drafts.shown(current, verdict)
         self.activity.returned("target", {"forward": verdict.forward_s, "sampling": verdict.sampling_s})
         scores = current.scores(verdict)
         self._outbox.book()
@@ -370,6 +391,8 @@ class Engine:
             ahead = self._drafts.foreseen(len(commits))
         verdicts = Verdicts(current, verdict, commits, now, draft_busy, ahead)
         self._outbox.put_off(verdicts)
+        if self._traces is not None:
+            self._traces.committed(verdicts)
         if isinstance(self._policy, AdaptiveDepth):
             checked = [Checked(commit.state.row, commit.offered, commit.confirmed) for commit in commits]
             self._policy.observe(verdicts.stats(), checked)
@@ -441,6 +464,8 @@ class Engine:
             self._release_target(state)
         stats = state.stats(self._clock())
         self._metrics.ended(finish, stats)
+        if self._traces is not None:
+            self._traces.ended(state, finish, stats, failure)
         last = Delta(state.request.id, ()) if made is None else made
         self._outbox.put(state.owner, replace(last, finish=finish, stats=stats, failure=failure))
 
@@ -469,6 +494,8 @@ class Engine:
         """
         booked = self._outbox.book()
         self._outbox.hand_over(self._sink)
+        if self._traces is not None:
+            self._traces.write()
         if self._dead is None:
             self._drafts.tidy()
             self._remember()
@@ -521,7 +548,9 @@ class Engine:
         turns = takes_turns(self._config, self._target, info)
         self._policy = self._depth_policy(DraftTiming.WAITED if turns else DraftTiming.AHEAD, info.context_length)
         link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics, self.activity)
-        self._drafts = SerialDrafts(link) if turns else AheadDrafts(link)
+        serial = HiddenDrafts if info.reads_hidden else SerialDrafts
+        self._drafts = serial(link) if turns else AheadDrafts(link)
+        self._scheduler.spare_blocks = int(info.reads_hidden)
         self._speculating = True
         self.activity.joined("draft")
         self._metrics.joined("draft", info)
@@ -578,11 +607,19 @@ class Engine:
         deadlines = []
         if self._planned is not None and self._round is None:
             deadlines.append(self._draft_deadline_s)
+        deadlines += [due_s for role in ROLES if (due_s := self._overdue_s(role)) < math.inf]
         if self._verifier.lost_since_s is not None and self._states:
             deadlines.append(self._verifier.lost_since_s + self._config.recovery_wait_s)
         if isinstance(self._drafts, WorkerSource) and self._drafts.overdue_s is not None:
             deadlines.append(self._drafts.overdue_s)
         return min(deadlines, default=None)
+
+    @property
+    def away(self) -> tuple[Role, ...]:
+        """The workers that should be here and are not, for whatever reason they were given up."""
+        target: tuple[Role, ...] = () if self._verifier.up else ("target",)
+        lacking = self._has_draft_worker and not isinstance(self._drafts, WorkerSource)
+        return (*target, "draft") if lacking else target
 
     def _depth_of(self, state: RequestState) -> int:
         return self._policy.of(state)

@@ -153,5 +153,5 @@ class PrefixCache(BlockPool):
 
 def pool_of(config: EngineConfig, info: WorkerInfo) -> BlockPool:
     """The pool for a worker's blocks: one that caches, unless it must not, or nobody could go on from a block."""
-    kind = PrefixCache if config.prefix_cache and info.positional else BlockPool
+    kind = PrefixCache if config.prefix_cache and info.positional and not info.reads_hidden else BlockPool
     return kind(info.blocks, info.block_tokens)

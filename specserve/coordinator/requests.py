@@ -51,6 +51,7 @@ class RequestState:
     epoch: int = 0
     target_cached: int = 0
     draft_cached: int = 0
+    draft_origin: int = 0  # the first position that the draft may read of this request
     target_table: array[int] = field(default_factory=empty_table)
     draft_table: array[int] = field(default_factory=empty_table)
     chain: Chain = NOTHING  # drafted behind the newest token
@@ -72,6 +73,7 @@ class RequestState:
     predicted: list[int] = field(default_factory=list)  # what the client's prediction says of this round
     accepted_prediction: int = 0
     rejected_prediction: int = 0
+    trace: str | None = None  # traceparent of its span here, where it is traced
     longest: int = field(init=False)  # tokens when max_tokens are used up
     scored: bool = field(init=False)  # log-probabilities were asked for
     keys: BlockKeys = field(init=False)  # of its full blocks

@@ -48,6 +48,7 @@ class Scheduler:
         self._depth_of = depth_of
         self._preempt = preempt
         self.waiting: deque[RequestState] = deque()
+        self.spare_blocks = 0  # of a sibling's prompt that are computed anew, for hidden states before what it covers
         self.running: list[RequestState] = []  # in order of admission: the last one is the youngest
 
     def admit(self, now_s: float) -> None:
@@ -70,7 +71,7 @@ class Scheduler:
     def _missing(self, state: RequestState) -> int:
         """Blocks that a request needs of its own until it decodes."""
         missing = self._blocks.needed(len(state.tokens) + 1) - len(state.target_table)
-        positions = 0 if state.target_table else shareable(state, self._blocks.block_tokens)
+        positions = 0 if state.target_table else self._shareable(state)
         if positions and siblings(state, self.running):
             missing -= self._blocks.needed(positions)
         elif reusable(state):
@@ -98,7 +99,7 @@ class Scheduler:
 
     def _waits_for_sibling(self, state: RequestState) -> bool:
         """Take a sibling's prompt over, if there is one; true while an earlier one is still filling it."""
-        positions = 0 if state.target_table else shareable(state, self._blocks.block_tokens)
+        positions = 0 if state.target_table else self._shareable(state)
         if not positions:
             return False
         family = siblings(state, self.running)
@@ -117,6 +118,9 @@ class Scheduler:
         if state.cached_prompt is None:
             state.cached_prompt = state.target_cached
 
+    def _shareable(self, state: RequestState) -> int:
+        return shareable(state, self._blocks.block_tokens, self.spare_blocks)
+
     def _take_over(self, state: RequestState, other: RequestState, positions: int) -> None:
         state.target_table = self._blocks.fork(other.target_table, positions)
         state.target_cached = positions
@@ -126,7 +130,7 @@ class Scheduler:
         if state.request.family is None:
             return
         for other in siblings(state, self.running):
-            positions = 0 if other.target_table else shareable(other, self._blocks.block_tokens)
+            positions = 0 if other.target_table else self._shareable(other)
             if 0 < positions <= state.target_cached:
                 self._take_over(other, state, positions)
 

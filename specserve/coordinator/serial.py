@@ -14,7 +14,7 @@ from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, fit
 from specserve.errors import ProtocolError
-from specserve.transport.messages import Failed, Message, Push
+from specserve.transport.messages import Failed, Message, Plan, Push
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class SerialDrafts(WorkerSource):
 
     @property
     def overdue_s(self) -> float | None:
-        """Rounds wait for a bounded time, and its heart tells whether the worker lives."""
+        """Rounds wait for a bounded time, and the engine judges hangs."""
         return None
 
     def begin(self, rows: list[TargetRow]) -> bool:
@@ -66,9 +66,12 @@ class SerialDrafts(WorkerSource):
         self._plan = _PlanInFlight(self._number, planned, [])
         self.link.open(planned)
         positions = sum(row.feed + len(row.slots) for row in planned)
-        self.link.activity.sent("draft", self._number, len(planned), positions)
-        self.link.send(plan_message(self._number, planned))
+        self.link.activity.sent("draft", self._number, len(planned), positions, planned)
+        self.link.send(self._message(self._number, planned))
         return True
+
+    def _message(self, number: int, rows: Sequence[DraftRow]) -> Plan:
+        return plan_message(number, rows)
 
     def ahead(self, rows: list[CheckedRow], now_s: float) -> None:
         """Nothing is drafted before the verdict is known."""
@@ -81,11 +84,14 @@ class SerialDrafts(WorkerSource):
 
     # ---- planning
 
+    def _reach(self, row: TargetRow) -> int:
+        """How many committed tokens the draft can be fed in this round."""
+        return min(row.start + row.feed, self.link.context)
+
     def _plan_row(self, row: TargetRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> DraftRow | None:
         state = row.state
         self.link.share(state, among)
-        end = min(row.start + row.feed, self.link.context)
-        lacking = end - state.draft_cached
+        lacking = self._reach(row) - state.draft_cached
         if lacking == 0 and state.chain.tokens:  # drafted already, for a round that the verifier did not compute
             row.depth = min(row.depth, len(state.chain))
             return None

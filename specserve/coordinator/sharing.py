@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from specserve.coordinator.requests import RequestState
 
 
-def shareable(state: RequestState, block_tokens: int) -> int:
-    """Positions of the prompt in full blocks; its newest token is always fed. 0 for requests that feed all of it."""
+def shareable(state: RequestState, block_tokens: int, spare: int = 0) -> int:
+    """Positions of the prompt in full blocks; its newest token is always fed. 0 for requests that feed all of it.
+
+    `spare` blocks at the end are left out.
+    """
     if state.request.family is None or state.request.prompt_logprobs is not None:
         return 0
-    return (len(state.request.prompt) - 1) // block_tokens * block_tokens
+    return max(0, (len(state.request.prompt) - 1) // block_tokens - spare) * block_tokens
 
 
 def siblings(state: RequestState, among: Iterable[RequestState]) -> list[RequestState]:

@@ -14,13 +14,14 @@ from specserve.coordinator.commits import Commit
 from specserve.coordinator.depth import DepthPolicy
 from specserve.coordinator.prefix_cache import pool_of
 from specserve.coordinator.requests import RequestState
+from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.sharing import shareable, siblings
 from specserve.coordinator.slots import SlotPool
 from specserve.errors import ChannelError
 from specserve.metrics import EngineMetrics
 from specserve.transport import Channel
-from specserve.transport.messages import Close, Failed, Message
+from specserve.transport.messages import Close, Failed, Message, Verdict
 from specserve.types import AheadStats, WorkerInfo
 
 
@@ -81,11 +82,13 @@ class WorkerLink:
         if state.draft_table:
             return
         positions = shareable(state, self.blocks.block_tokens)
-        filled = [each for each in siblings(state, among) if each.draft_cached >= positions] if positions else []
-        if filled:
+        filled = [
+            each for each in siblings(state, among) if each.draft_cached >= positions and each.draft_origin < positions
+        ]
+        if positions and filled:
             state.draft_table = self.blocks.fork(filled[0].draft_table, positions)
-            state.draft_cached = positions
-        else:
+            state.draft_cached, state.draft_origin = positions, filled[0].draft_origin
+        elif not state.draft_cached:
             state.draft_cached = self.blocks.reuse(state.draft_table, state.keys)
 
     def remember(self, state: RequestState) -> None:
@@ -113,7 +116,7 @@ class WorkerLink:
     def drop_cache(self, state: RequestState) -> None:
         """The draft covers nothing of this request any more."""
         self.blocks.clear(state.draft_table)
-        state.draft_cached = 0
+        state.draft_cached = state.draft_origin = 0
 
     def put_chain(self, state: RequestState, chain: Chain) -> None:
         """Replace what is drafted for the request; the new chain's slots come with a reference each."""
@@ -141,6 +144,8 @@ class WorkerLink:
 
 def takes_turns(config: EngineConfig, target: WorkerInfo, draft: WorkerInfo) -> bool:
     """Whether draft and target cannot both work at once, or are not to: R = 0."""
+    if draft.reads_hidden:
+        return True
     return draft.place == target.place if config.outcomes == "auto" else config.outcomes == 0
 
 
@@ -237,6 +242,15 @@ class WorkerSource(ABC):
     def foreseen(self, due: int) -> AheadStats:
         """How the last round's `due` rows stood to what was drafted ahead of it."""
         return AheadStats(unprepared=due)
+
+    def shows(self, state: RequestState) -> bool:
+        """Whether hidden states of this request are wanted of the target."""
+        del state
+        return False
+
+    def shown(self, current: Round, verdict: Verdict) -> None:
+        """A verdict came, whose tokens are not committed yet. Raises ProtocolError for states that are not its."""
+        del current, verdict
 
     @abstractmethod
     def forget(self, state: RequestState) -> None:

@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from specserve import folders
+from specserve.config import NO_SPECULATOR as NO_SPECULATOR
 from specserve.config import DraftConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from specserve.drafting.workspace import Workspace
     from specserve.sampling.profiles import Profile
     from specserve.transport.messages import Array
 
 NOT_CHOICES = frozenset({"worker", "workspace"})
-
-NO_SPECULATOR = "none"
 
 Kind = Literal["model", "guesser"]
 
@@ -57,7 +58,8 @@ class Job:
     feed holds the tokens from absolute position `start` on, never none; slots [depth] take the dists of the drafted
     tokens in chain order; table are the block ids that cover start + feed + depth - 1 positions. The profile's
     temperature is 0 where drafted tokens are picked by argmax. shared_noise: they are picked by a race with the
-    target's noise, among the ids that the workspace keeps.
+    target's noise, among the ids that the workspace keeps. For speculators that read hidden states: origin is the first
+    position that may be read, and hidden [len(feed), width] the target's states at the positions before the feed's.
     """
 
     start: int
@@ -66,6 +68,8 @@ class Job:
     table: Array
     profile: Profile
     shared_noise: bool = False
+    origin: int = 0
+    hidden: torch.Tensor | None = None
 
     @property
     def depth(self) -> int:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from specserve.drafting import Job
 from specserve.drafting.workspace import Workspace
 from specserve.errors import SpecserveError
+from specserve.models._stretches import Stretch
 from specserve.sampling.constraint import Constraint, restrict
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.noise import Purpose, token_keys, uniform
@@ -44,6 +46,17 @@ class Chain:
     def drafted(self) -> list[int]:
         """All that follows the committed tokens."""
         return self.before + self.tokens
+
+
+def feed_of(job: Job) -> Stretch:
+    """The row that feeds a job, and shows what follows where there is anything to draft."""
+    return Stretch(job.start, job.feed, job.table, 1 if job.depth else 0)
+
+
+def next_of(chain: Chain, table: Array) -> Stretch:
+    """The row of the chain's last token, or of the one before its first."""
+    drafted = chain.tokens[-1:] or chain.before[-1:]
+    return Stretch(chain.first + len(chain.tokens) - 1, drafted, table, 1)
 
 
 class Picker:

@@ -10,21 +10,23 @@ import torch
 
 from specserve.config import DraftConfig
 from specserve.drafting import Branch, Grown, Job, Kind, Trunk
-from specserve.drafting._chains import Chain, Picker, allowed, likeliest
+from specserve.drafting._chains import Chain, Picker, allowed, feed_of, likeliest, next_of
 from specserve.drafting.workspace import Workspace
-from specserve.models import Backend
+from specserve.errors import ConfigError
+from specserve.models import Backend, DraftHead
 from specserve.models._stretches import Stretch, ragged
 from specserve.sampling.dists import process
 from specserve.sampling.noise import token_keys
 from specserve.sampling.profiles import Settings
 from specserve.sampling.race import race_ranking
-from specserve.transport.messages import Array
 
 KIND: Final[Kind] = "model"
 
 
 def build(config: DraftConfig, backend: Backend, vocab_size: int) -> SmallModel:
-    """A speculator on a loaded model; what it ships is configured at the workspace."""
+    """A speculator on a loaded model; what it ships is configured at the workspace. Raises ConfigError for a head."""
+    if isinstance(backend, DraftHead):
+        raise ConfigError(f"{config.model.source!r} holds a draft head; set draft.speculator to eagle")
     return SmallModel(backend, vocab_size)
 
 
@@ -39,13 +41,13 @@ class SmallModel:
         """See `drafting.Speculator`."""
         if not jobs:
             return []
-        logits = self._backend.forward(ragged([_feed(job) for job in jobs]))
+        logits = self._backend.forward(ragged([feed_of(job) for job in jobs]))
         chains = [Chain(job.profile, job.first, job.slots, job.shared_noise) for job in jobs]
         picker = Picker(chains, self._vocab_size, workspace)
         for step in range(max(job.depth for job in jobs)):
             rows = [row for row, job in enumerate(jobs) if job.depth > step]
             if step:
-                logits = self._backend.forward(ragged([_next(chains[row], jobs[row].table) for row in rows]))
+                logits = self._backend.forward(ragged([next_of(chains[row], jobs[row].table) for row in rows]))
             picker.pick(rows, logits)
         return [chain.tokens[: chain.healthy] for chain in chains]
 
@@ -110,7 +112,7 @@ class _Growth:
     def stretches(self, step: int) -> list[Stretch]:
         """The rows of a step: in the first one the trunks' feeds, and every growing branch's last token."""
         feeds = [Stretch(trunk.start, trunk.feed, trunk.table, 1) for trunk in self._trunks] if step == 0 else []
-        return feeds + [_next(self._chains[index], self._branches[index].table) for index in self._growing(step)]
+        return feeds + [next_of(self._chains[index], self._branches[index].table) for index in self._growing(step)]
 
     def take(self, step: int, logits: torch.Tensor) -> Grown:
         """Pick every growing branch's next token and, behind the feeds, the guesses that waited for them."""
@@ -167,13 +169,3 @@ class _Growth:
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         keys = token_keys(settings.seeds, torch.tensor([chain.first for chain in ends]), settings.branches)
         return race_ranking(dist, keys, width)
-
-
-def _feed(job: Job) -> Stretch:
-    return Stretch(job.start, job.feed, job.table, 1 if job.depth else 0)
-
-
-def _next(chain: Chain, table: Array) -> Stretch:
-    """The chain's last token, or the one before its first."""
-    drafted = chain.tokens[-1:] or chain.before[-1:]
-    return Stretch(chain.first + len(chain.tokens) - 1, drafted, table, 1)

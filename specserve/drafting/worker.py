@@ -21,11 +21,13 @@ from specserve.config import Config
 from specserve.drafting import Branch, Grown, Job, Speculator, Trunk
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
 from specserve.errors import ProtocolError
+from specserve.models import AtOnce, DraftHead, Hardware
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling.grammar import Grammars
 from specserve.sampling.profiles import Profile, Profiles
+from specserve.sampling.wire import decode_hidden
 from specserve.text import Tokenizer
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, PlanAhead, Push, PushAhead
 from specserve.types import DraftPicks, RuleName, WorkerInfo
@@ -41,7 +43,8 @@ class DraftWorker:
     vocab_size bounds the tokens that may be fed; block_tokens is the size of the backend's pages. picks says for each
     rule how its drafted tokens are picked; those that are not in it are sampled. Only sampled tokens need their dists
     shipped, and only where the temperature is not 0; a push ships those of all its nodes or of none.
-    grammars are needed for structured requests only.
+    grammars are needed for structured requests only. read_width is that of the hidden states that the speculator reads,
+    0 for one that reads none. hardware is what results are waited for on, where reading them does not do that.
     """
 
     def __init__(
@@ -53,13 +56,17 @@ class DraftWorker:
         block_tokens: int = 16,
         picks: Mapping[RuleName, DraftPicks] | None = None,
         grammars: Grammars | None = None,
+        read_width: int = 0,
+        hardware: Hardware | None = None,
     ) -> None:
         self._speculator = speculator
+        self._hardware = AtOnce() if hardware is None else hardware
         self._workspace = workspace
         self._vocab_size = vocab_size
         self._block_tokens = block_tokens
         self._picks = draft_picks() if picks is None else picks
         self._profiles = Profiles(grammars)
+        self._read_width = read_width
 
     def handle(self, message: Message) -> Iterable[Message]:
         """Answer `Open` and `Close` with nothing, plans as the module says, anything else with `Failed`."""
@@ -78,6 +85,7 @@ class DraftWorker:
 
     def _plan(self, message: Plan) -> Message:
         began = perf_counter()
+        self._hardware.arrived()
         try:
             with torch.inference_mode():
                 jobs, faults = self._read(message)
@@ -86,7 +94,9 @@ class DraftWorker:
                 chains = self._speculator.propose(jobs, self._workspace)
                 for job, chain in zip(jobs, chains, strict=True):
                     _write(job.profile, job.first, chain)
-                return self._push(message, jobs, chains, began)
+                push = self._push(message, jobs, chains)
+                self._hardware.finish()
+            return replace(push, busy_s=perf_counter() - began)
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             return _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -107,7 +117,19 @@ class DraftWorker:
         feeds = split("feeds", message.feeds, message.feed_lengths)
         slots = split("slots", message.slots, message.depths)
         tables = split("tables", message.tables, message.table_lengths)
-        return self._rows(message, zip(message.starts.tolist(), feeds, slots, tables, strict=True), self._job)
+        origins, hidden = self._hidden(message)
+        columns = zip(message.starts.tolist(), feeds, slots, tables, origins, hidden, strict=True)
+        return self._rows(message, columns, self._job)
+
+    def _hidden(self, message: Plan) -> tuple[Sequence[int], Sequence[torch.Tensor | None]]:
+        """The first position that may be read, and the hidden states, of each row. Raises ProtocolError."""
+        rows = len(message.rows)
+        if not self._read_width:
+            return [0] * rows, [None] * rows
+        lengths = message.feed_lengths.tolist()
+        if len(message.origins) != rows or len(message.hidden.rows) != sum(lengths):
+            raise ProtocolError(f"{len(message.hidden.rows)} hidden states for feeds of {sum(lengths)} tokens")
+        return message.origins.tolist(), torch.split(decode_hidden(message.hidden, self._read_width), lengths)
 
     def _rows(
         self, message: Plan | PlanAhead, columns: Iterable[Sequence[Any]], make: Callable[..., T]
@@ -121,7 +143,16 @@ class DraftWorker:
                 faults[row] = f"row {row}: {error.message}"
         return made, faults
 
-    def _job(self, profile: Profile, start: int, feed: Array, slots: Array, table: Array) -> Job:
+    def _job(
+        self,
+        profile: Profile,
+        start: int,
+        feed: Array,
+        slots: Array,
+        table: Array,
+        origin: int,
+        hidden: torch.Tensor | None,
+    ) -> Job:
         if not len(feed):
             raise ProtocolError("an empty feed; a draft continues from a fed token")
         if start < 0:
@@ -129,7 +160,7 @@ class DraftWorker:
         tokens_in_range(feed, self._vocab_size)
         _write(profile, start, feed.tolist())
         profile, shared_noise = self._picking(profile)
-        return Job(start, feed, slots, table, profile, shared_noise)
+        return Job(start, feed, slots, table, profile, shared_noise, origin, hidden)
 
     def _picking(self, profile: Profile) -> tuple[Profile, bool]:
         """The profile that drafted tokens are picked by, and whether they race with the target's noise."""
@@ -138,7 +169,7 @@ class DraftWorker:
             profile = replace(profile, temperature=0.0)
         return profile, picks == "shared_noise" and profile.temperature > 0
 
-    def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]], began: float) -> Push:
+    def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]]) -> Push:
         lengths = [len(chain) for chain in chains]
         slots = _flat([job.slots[:length].tolist() for job, length in zip(jobs, lengths, strict=True)])
         firsts = np.array([job.first for job in jobs], dtype=np.int32)
@@ -157,13 +188,14 @@ class DraftWorker:
             ),
             sampled=np.ones(len(slots), dtype=bool),
             dists=self._dists(jobs, slots),
-            busy_s=perf_counter() - began,
+            busy_s=0.0,
         )
 
     # ---- ahead of the verdict
 
     def _plan_ahead(self, message: PlanAhead) -> Iterator[Message]:
         began = perf_counter()
+        self._hardware.arrived()
         try:
             trunks, faults = self._trunks(message)
             if faults:
@@ -175,9 +207,10 @@ class DraftWorker:
             for step in range(steps):
                 with torch.inference_mode():
                     push = self._push_ahead(message, step, steps, trunks, branches, next(growing))
+                self._hardware.finish()
                 now = perf_counter()
                 yield replace(push, busy_s=now - began)
-                began = perf_counter()
+                began = now
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             yield _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -290,23 +323,27 @@ def _failed(batch: int, reason: str) -> Failed:
 
 def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     """Load the draft that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    backend, info = load_backend(config.draft.model, "draft", config.engine)
+    backend, info = load_backend(config.draft_model, "draft", config.engine)
     speculator = folders.load("drafting", config.draft.speculator).build(config.draft, backend, info.vocab_size)
+    head = backend if isinstance(backend, DraftHead) else None
     workspace = Workspace(
         config.engine.slot_count,
         _dist_store(config, info.vocab_size, backend.device),
         backend.device,
+        hidden_size=0 if head is None else head.width,
         ranks=config.engine.ranks,
     )
-    grammars = Grammars(Tokenizer.load(prepare(config.draft.model, log.info, role="draft")))
+    grammars = Grammars(Tokenizer.load(prepare(config.draft_model, log.info, role="draft")))
     worker = DraftWorker(
         speculator,
         workspace,
         vocab_size=backend.vocab_size,
         block_tokens=config.engine.block_tokens,
         grammars=grammars,
+        read_width=0 if head is None else head.read_width,
+        hardware=backend.hardware,
     )
-    return worker, info
+    return worker, replace(info, reads_hidden=head is not None)
 
 
 def _dist_store(config: Config, vocab_size: int, device: torch.device) -> DistStore:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,28 @@ class NoRowStates:
         """Nothing was kept."""
 
 
+class Hardware(Protocol):
+    """What a backend runs on, as far as a worker has to know when its results are there."""
+
+    def arrived(self) -> None:
+        """A batch of work came in."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until what forwards returned, and what was computed from it, may be told to others."""
+        ...
+
+
+class AtOnce:
+    """`Hardware` whose results are there when they can be read."""
+
+    def arrived(self) -> None:
+        """Nothing to note."""
+
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
+
 class Backend(Protocol):
     """A loaded model with its own KV pages."""
 
@@ -92,6 +114,11 @@ class Backend(Protocol):
     @property
     def place(self) -> str:
         """The hardware that its steps keep busy: two models of one place take turns."""
+        ...
+
+    @property
+    def hardware(self) -> Hardware:
+        """When results are there."""
         ...
 
     @property
@@ -120,4 +147,53 @@ class Backend(Protocol):
 
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
+        ...
+
+
+@runtime_checkable
+class ShowsHidden(Protocol):
+    """A backend whose hidden states others may read."""
+
+    def observe(self, layers: Sequence[int]) -> None:
+        """From now on every forward keeps the states that enter these layers, or the last ones where none is named.
+
+        Raises ConfigError for a layer that there is not.
+        """
+        ...
+
+    def observed(self) -> torch.Tensor:
+        """[T, width] of the last forward's tokens in the model's own dtype, layers side by side."""
+        ...
+
+
+@runtime_checkable
+class DraftHead(Protocol):
+    """A draft that goes on from hidden states of its target, which come with the tokens. It is loaded as a backend.
+
+    Position p of its pages stands for token p together with the target's state at p − 1, so that pages hold what
+    depends on tokens up to their own only, as every model's do; there is nothing at position 0.
+    """
+
+    @property
+    def width(self) -> int:
+        """Of its own states."""
+        ...
+
+    @property
+    def read_width(self) -> int:
+        """Of what it reads of the target's."""
+        ...
+
+    def fuse(self, read: torch.Tensor) -> torch.Tensor:
+        """From what was observed of the target, [T, read_width], to states [T, width] that a forward goes on from."""
+        ...
+
+    def forward_from(
+        self, batch: RaggedBatch, hidden: torch.Tensor, origins: npt.NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the batch's KV and return float32 logits [m, vocab_size] and states [m, width] of the wanted tokens.
+
+        hidden [T, width] are the states at the positions before the batch's; origins int64 [n] the first position of
+        each row that may be read, at least 1.
+        """
         ...

@@ -43,9 +43,19 @@ class RowGroup:
 
 
 class RaggedPlan:
-    """The index tensors of one forward. `new_slots` int64 [T]: where the batch's own keys and values go."""
+    """The index tensors of one forward. `new_slots` int64 [T]: where the batch's own keys and values go.
 
-    def __init__(self, batch: RaggedBatch, block_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    origins int64 [n]: the first position of each row that may be read, 0 where there are none.
+    """
+
+    def __init__(
+        self,
+        batch: RaggedBatch,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        origins: Ints | None = None,
+    ) -> None:
         self._batch = batch
         self._block_tokens = block_tokens
         self._dtype = dtype
@@ -53,6 +63,7 @@ class RaggedPlan:
         self._lengths = np.diff(batch.offsets)
         self._starts = batch.positions[batch.offsets[:-1]]
         self._ends = self._starts + self._lengths
+        self._origins = np.zeros_like(self._starts) if origins is None else origins
         self._classes = self._rows_by_class()
         self._groups: dict[tuple[int | None, int], list[RowGroup]] = {}
         rows = np.repeat(np.arange(len(self._lengths)), self._lengths)
@@ -78,7 +89,9 @@ class RaggedPlan:
 
     def _group(self, rows: Ints, window: int | None, fold: int) -> RowGroup:
         starts, ends, lengths = self._starts[rows], self._ends[rows], self._lengths[rows]
-        first_keys = np.zeros_like(starts) if window is None else np.maximum(starts - window + 1, 0)
+        first_keys = self._origins[rows]
+        if window is not None:
+            first_keys = np.maximum(starts - window + 1, first_keys)
         queries, keys = int(lengths.max()), int((ends - first_keys).max())
         key_positions = first_keys[:, None] + np.arange(keys)
         query_positions = np.minimum(starts[:, None] + np.arange(queries), ends[:, None] - 1)

@@ -30,6 +30,8 @@ def load_backend(
     if role == "draft" and name == loading.RECURRENT:
         # A draft is rewound into the middle of many small forwards, of which such a backend keeps the last one only.
         raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
+    if role == "target" and name == loading.HEAD:
+        raise ConfigError(f"{folder} holds a draft head, which cannot be a target; give it as draft.model.source")
     backend = cast(Backend, folders.load("models", name).build(config, folder))
     invariant = role == "target" and engine.batch_invariant
     if invariant:

@@ -80,7 +80,7 @@ class EmulatedModel:
         self._context_length = context_length
         self._pages: DigestPages | None = None
         self._states = NoRowStates()
-        self.pace = Pace(device, strict=strict)
+        self._pace = Pace(device, strict=strict)
 
     @property
     def vocab_size(self) -> int:
@@ -101,6 +101,11 @@ class EmulatedModel:
     def place(self) -> str:
         """A device of its own for each role."""
         return f"emulated {self._role}"
+
+    @property
+    def hardware(self) -> Pace:
+        """What takes the time of each step."""
+        return self._pace
 
     @property
     def states(self) -> NoRowStates:
@@ -125,17 +130,14 @@ class EmulatedModel:
         self._pages.copy_blocks(sources, copies)
 
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
-        """Write the batch's digests and return float32 logits [m, vocab_size], when the device would have them.
+        """Write the batch's digests and return float32 logits [m, vocab_size], which `hardware` is to be waited for.
 
-        Raises ProtocolError for a batch that reads what was never written, or goes beyond the context, and
-        EmulationTooSlow where that is asked for.
+        Raises ProtocolError for a batch that reads what was never written, or goes beyond the context.
         """
-        began = self.pace.begin()
         if self._pages is None:
             raise ConfigError("the backend was asked for a forward before its pages were allocated")
         if batch.positions.max(initial=0) >= self._context_length:
             raise ProtocolError(f"position {batch.positions.max()} in a context of {self._context_length}")
         digests = self._pages.write(batch)
-        logits = torch.from_numpy(self._logits(digests[batch.wanted]))
-        self.pace.end(began, len(batch.offsets) - 1, len(batch.tokens))
-        return logits
+        self._pace.step(len(batch.offsets) - 1, len(batch.tokens))
+        return torch.from_numpy(self._logits(digests[batch.wanted]))

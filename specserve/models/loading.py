@@ -1,14 +1,15 @@
 """From a configured source to a plain folder, and from a folder to a torch model.
 
 A source is `demo`, `emulated` (no weights at all), a folder with safetensors weights, a .gguf file, which is
-dequantised once into a cache folder, or a folder that holds the trained part of a draft only, which is put together
-with its target's once.
+dequantised once into a cache folder, or a folder that holds the trained part of a draft only, or a draft head, which
+is put together with its target's parts once.
 Nothing here waits for a network, unpickles weights or runs code from a model folder unless the configuration says so.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Callable
 from importlib import import_module
@@ -24,7 +25,12 @@ from specserve.models import Backend, _reduced_head
 Progress = Callable[[str], None]
 Role = Literal["target", "draft"]
 
-PAGED, RECURRENT, EMULATED = "paged_transformers", "recurrent_transformers", "emulated"
+PAGED, RECURRENT, EMULATED, HEAD = "paged_transformers", "recurrent_transformers", "emulated", "eagle"
+
+HEAD_TYPE = "specserve_eagle"
+"""The model type of a draft head that was put together with its target's parts."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 _DEMO = "specserve.demo"  # a source of models that itself builds on this module, so it is reached by name
 
@@ -54,10 +60,12 @@ def prepare(config: ModelConfig, progress: Progress, *, role: Role = "target") -
         from specserve.models._gguf import converted
 
         return converted(path, progress)
-    from specserve.models import trained_draft
+    from specserve.models import _head_folder, trained_draft
 
     if trained_draft.is_trained_draft(path):
         return trained_draft.completed(path, progress)
+    if _head_folder.is_head(path):
+        return _head_folder.completed(path, config, progress)
     check_folder(path, config)
     return path
 
@@ -96,6 +104,13 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if not isinstance(described, dict):
         raise ConfigError(f"{path} holds a {type(described).__name__}, expected an object")
     return described
+
+
+def copy_tokenizer(folder: Path, new: Path) -> None:
+    """Give a new model folder the tokenizer of another one, and what else it says about texts."""
+    for name in _TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, new / name)
 
 
 def device_of(config: ModelConfig) -> torch.device:
@@ -141,6 +156,8 @@ def backend_of(folder: Path, config: ModelConfig) -> str:
     """The file in `models/` that serves this folder: what its layers keep decides. Raises ConfigError."""
     if config.source == EMULATED:
         return EMULATED
+    if read_model_config(folder).get("model_type") == HEAD_TYPE:
+        return HEAD
     from specserve.models._refusals import is_recurrent
 
     return RECURRENT if is_recurrent(load_model_config(folder, config)) else PAGED

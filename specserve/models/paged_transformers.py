@@ -17,8 +17,19 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import NoRowStates, RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
+from specserve.models import (
+    AtOnce,
+    NoRowStates,
+    RaggedBatch,
+    _attention,
+    _invariance,
+    _linear,
+    _refusals,
+    _rope,
+    loading,
+)
 from specserve.models._invariant_step import InvariantStep
+from specserve.models._observer import Observer
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
 from specserve.models._row_groups import RaggedPlan
 
@@ -55,6 +66,7 @@ class PagedTransformers:
         self._pages: Pages | None = None
         self._states = NoRowStates()
         self._invariant = False
+        self._observer: Observer | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -75,6 +87,11 @@ class PagedTransformers:
     def place(self) -> str:
         """The GPU, or this machine's CPU."""
         return loading.place_of(self._device)
+
+    @property
+    def hardware(self) -> AtOnce:
+        """Reading a result waits for it."""
+        return AtOnce()
 
     @property
     def states(self) -> NoRowStates:
@@ -107,6 +124,16 @@ class PagedTransformers:
             )
         _invariance.make_invariant(self._model)
         self._invariant = True
+
+    def observe(self, layers: Sequence[int]) -> None:
+        """See `ShowsHidden`."""
+        self._observer = Observer(self._model, layers)
+
+    def observed(self) -> torch.Tensor:
+        """See `ShowsHidden`."""
+        if self._observer is None:
+            raise ConfigError("the backend was asked for hidden states that nobody observes")
+        return self._observer.states()
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:

@@ -21,7 +21,7 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import RaggedBatch, _attention, _refusals, _rope, loading
+from specserve.models import AtOnce, RaggedBatch, _attention, _refusals, _rope, loading
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
 from specserve.models._recurrent_state import RecurrentStates, StateKind
 from specserve.models._row_groups import RaggedPlan
@@ -86,6 +86,11 @@ class RecurrentTransformers:
     def place(self) -> str:
         """The GPU, or this machine's CPU."""
         return loading.place_of(self._device)
+
+    @property
+    def hardware(self) -> AtOnce:
+        """Reading a result waits for it."""
+        return AtOnce()
 
     @property
     def states(self) -> RecurrentStates:

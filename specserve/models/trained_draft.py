@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ DESCRIPTION = "trained_draft.json"
 WEIGHTS = "trained_draft.safetensors"
 
 _FORMAT = 1  # part of the cache key, too
-_LIKE_THE_TARGETS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _FINGERPRINT_ROWS = 256
 
 
@@ -118,6 +116,4 @@ def _put_together(
         raise ConfigError(f"the weights in {folder / WEIGHTS} do not fit the target: {error}") from None
     draft.save_pretrained(new)
     _reduced_head.write(new, target.lm_head.weight[ids] @ readout, ids)
-    for name in _LIKE_THE_TARGETS:
-        if (target_folder / name).is_file():
-            shutil.copyfile(target_folder / name, new / name)
+    loading.copy_tokenizer(target_folder, new)

@@ -9,12 +9,13 @@ the same bits on every device.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
 from specserve.errors import ProtocolError
-from specserve.transport.messages import Array, Dists
+from specserve.transport.messages import Array, Dists, Hidden
 
 _ID_BYTES = 4
 _PROB_BYTES = 2
@@ -118,3 +119,26 @@ def _probabilities(rows: Array) -> Array:
     if not (probs >= 0).all() or not (probs <= 1).all() or not probs.any(axis=1).all():
         raise ProtocolError("draft dist with a probability outside 0 to 1, or without any mass")
     return probs
+
+
+_HIDDEN: dict[torch.dtype, Literal["float32", "bfloat16", "float16"]] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+def encode_hidden(states: torch.Tensor) -> Hidden:
+    """Hidden states [m, width] as bytes, bit for bit. Raises ProtocolError for a dtype that does not travel."""
+    if states.dtype not in _HIDDEN:
+        raise ProtocolError(f"hidden states of type {states.dtype} do not travel")
+    rows = states.contiguous().view(torch.uint8).cpu().numpy()
+    return Hidden(_HIDDEN[states.dtype], rows)
+
+
+def decode_hidden(hidden: Hidden, width: int) -> torch.Tensor:
+    """States [m, width] on the CPU. Raises ProtocolError for rows of another width."""
+    dtype: torch.dtype = getattr(torch, hidden.dtype)
+    if hidden.rows.ndim != 2 or hidden.rows.shape[1] != width * dtype.itemsize:
+        raise ProtocolError(f"hidden states of shape {hidden.rows.shape} bytes are not {width} {hidden.dtype} wide")
+    return torch.from_numpy(hidden.rows.copy()).view(dtype)

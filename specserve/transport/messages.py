@@ -4,16 +4,17 @@ A batch of rows is columnar: one array per field, ragged fields flattened with a
 Σ over their lengths. Integers are int32 unless said otherwise; row ids are int64.
 
 Frames of a message: a msgpack map {"kind": class name, field: value, …} in which every array is described as
-[dtype, shape] and every record as the list of its fields (`records`); then the raw bytes of all small arrays in field
-order, each padded to 8 bytes; then each large array. Few frames matter: in a round every frame costs both sides more
-than its bytes do.
+[dtype in numpy's short form, shape] and every record as the list of its fields (`records`); then the raw bytes of all
+small arrays in field order, each padded to 8 bytes; then each large array. Few frames matter: in a round every frame
+costs both sides more than its bytes do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import msgpack
@@ -39,6 +40,25 @@ class Message:
     """The root of all messages."""
 
     KINDS: ClassVar[dict[str, type[Message]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Hidden states of the target, as opaque bytes: the coordinator hands them on and never looks inside.
+
+    dtype is that of the target; rows uint8 [n, bytes per row].
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"]
+    rows: Array
+
+    @staticmethod
+    def none() -> Hidden:
+        """No rows at all."""
+        return Hidden("float32", np.empty((0, 0), dtype="uint8"))
+
+
+_NO_HIDDEN = Hidden.none()
 
 
 def _register(kind: type[Any]) -> type[Any]:
@@ -89,6 +109,8 @@ class Plan(Message):
     rows int64 [n]; epochs [n]; starts [n] the absolute position of the first fed token, all KV past it is void;
     feed_lengths [n], feeds [Σ feed_lengths]; depths [n], 0 feeds only; slots [Σ depths] leased in chain order;
     table_lengths [n], tables [Σ table_lengths] block ids that cover start + feed + depth − 1 positions.
+    Where the speculator reads hidden states: hidden holds one row for each fed token, the target's state at the
+    position before it, and origins [n] the first position of each row whose KV may be read, at least 1.
     """
 
     plan: int
@@ -101,6 +123,8 @@ class Plan(Message):
     slots: Array
     table_lengths: Array
     tables: Array
+    origins: Array = field(default_factory=empty)
+    hidden: Hidden = _NO_HIDDEN
 
 
 @_register
@@ -154,6 +178,7 @@ class Verify(Message):
     rows, epochs, starts, feed_lengths, feeds, table_lengths, tables as in `Plan`; tables cover feed and chain.
     due bool [n]: the feed ends at the newest committed token. chain_lengths [n], 0 unless due; chains [m] tokens;
     dist_rows [m]: row of `dists` that the token was drawn from, −1 for a token chosen without chance.
+    shown bool [n]: hidden states of the row are wanted; no elements where none are.
     """
 
     round: int
@@ -169,6 +194,7 @@ class Verify(Message):
     dists: Dists
     table_lengths: Array
     tables: Array
+    shown: Array = field(default_factory=lambda: empty("bool"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +298,7 @@ class Verdict(Message):
 
     forward_s and sampling_s are the times that the worker computed. scores are those of the kept + 1 tokens of each
     due row that asked; prompt_scores those of the prompt tokens after each fed one, from start + 1 on.
+    hidden holds the states at the fed positions and at those of the kept tokens, of each row that asked, in order.
     """
 
     round: int
@@ -283,6 +310,7 @@ class Verdict(Message):
     sampling_s: float
     scores: Scores = _NO_SCORES
     prompt_scores: Scores = _NO_SCORES
+    hidden: Hidden = _NO_HIDDEN
 
 
 @_register
@@ -345,13 +373,14 @@ class Deltas(Message):
 
 # ---- binary form ----------------------------------------------------------------------------------------------
 
-_DTYPES = frozenset({"int32", "int64", "uint8", "bool", "float16", "float32"})
+_DTYPES = {np.dtype(name).str: np.dtype(name) for name in ("int32", "int64", "uint8", "bool", "float16", "float32")}
 
-_BUNDLES = (Dists, Scores)
+_BUNDLES = (Dists, Scores, Hidden)
 """Records that hold arrays."""
 
 
 _ALIGN = 8
+_PADDING = [b"\0" * (-size % _ALIGN) for size in range(_ALIGN)]
 _LARGE_BYTES = 65536
 """From here on an array travels as a buffer of its own instead of being copied into the common one."""
 
@@ -361,27 +390,53 @@ def pack(message: Message) -> list[Buffer]:
     small: list[Buffer] = []
     large: list[Buffer] = []
     kind = type(message)
-    head = {name: _described(hint, getattr(message, name), small, large) for name, hint in field_types(kind).items()}
-    return [msgpack.packb({"kind": kind.__name__, **head}), b"".join(small), *large]
+    head: dict[str, Any] = {"kind": kind.__name__}
+    for name, describe in _describers(kind):
+        value = getattr(message, name)
+        head[name] = value if describe is None else describe(value, small, large)
+    return [msgpack.packb(head), b"".join(small), *large]
 
 
-def _described(hint: Any, value: Any, small: list[Buffer], large: list[Buffer]) -> Any:
+_Describer = Callable[[Any, list[Buffer], list[Buffer]], Any]
+"""Makes of a field's value what stands for it in the head; bytes go into the two lists."""
+
+
+_DESCRIBERS: dict[Any, list[tuple[str, _Describer | None]]] = {}
+
+
+def _describers(kind: type[Any]) -> list[tuple[str, _Describer | None]]:
+    """For each field how it is described; None where a value stands for itself. Found once: types compare slowly."""
+    known = _DESCRIBERS.get(kind)
+    if known is None:
+        known = _DESCRIBERS[kind] = [(name, _describer(hint)) for name, hint in field_types(kind).items()]
+    return known
+
+
+def _describer(hint: Any) -> _Describer | None:
     if hint == Array:
-        return _described_array(value, small, large)
+        return _described_array
     if hint in _BUNDLES:
-        return [_described(inner, getattr(value, name), small, large) for name, inner in field_types(hint).items()]
+        return partial(_described_bundle, _describers(hint))
     encode = encoder(hint)
-    return value if encode is None else encode(value)
+    return None if encode is None else lambda value, small, large: encode(value)
+
+
+def _described_bundle(
+    parts: list[tuple[str, _Describer | None]], bundle: Any, small: list[Buffer], large: list[Buffer]
+) -> list[Any]:
+    values = [(getattr(bundle, name), describe) for name, describe in parts]
+    return [value if describe is None else describe(value, small, large) for value, describe in values]
 
 
 def _described_array(array: Array, small: list[Buffer], large: list[Buffer]) -> list[Any]:
-    if array.nbytes >= _LARGE_BYTES:
+    size = array.nbytes
+    if size >= _LARGE_BYTES:
         large.append(np.ascontiguousarray(array).data.cast("B"))
-    else:
-        data = array.tobytes()
-        small.append(data)
-        small.append(b"\0" * (-len(data) % _ALIGN))
-    return [array.dtype.name, list(array.shape)]
+    elif size:
+        small.append(array.tobytes())
+        if size % _ALIGN:
+            small.append(_PADDING[size % _ALIGN])
+    return [array.dtype.str, array.shape]
 
 
 class _Buffers:
@@ -394,17 +449,18 @@ class _Buffers:
 
     def take(self, dtype: str, shape: list[int]) -> Array:
         """The next array. Raises ProtocolError for a type or shape that no message has, ValueError if it is cut."""
-        if dtype not in _DTYPES:
+        found = _DTYPES.get(dtype)
+        if found is None:
             raise ProtocolError(f"array of type {dtype!r}")
-        if any(not isinstance(n, int) or n < 0 for n in shape):
+        if any([not isinstance(n, int) or n < 0 for n in shape]):
             raise ProtocolError(f"array of shape {shape!r}")
         count = math.prod(shape)
-        size = count * np.dtype(dtype).itemsize
+        size = count * found.itemsize
         if size >= _LARGE_BYTES:
-            return np.frombuffer(self._large.pop(), dtype=dtype).reshape(shape)
-        array = np.frombuffer(self._small, dtype=dtype, count=count, offset=self._at) if count else np.empty(0, dtype)
+            return np.frombuffer(self._large.pop(), dtype=found).reshape(shape)
+        array = np.frombuffer(self._small, found, count, self._at) if count else np.empty(0, found)
         self._at += size + -size % _ALIGN
-        return array.reshape(shape)
+        return array if len(shape) == 1 else array.reshape(shape)
 
     def finish(self) -> None:
         """Raises ProtocolError when something is left over."""
@@ -419,23 +475,47 @@ def unpack(frames: Sequence[Buffer]) -> Message:
     try:
         head = msgpack.unpackb(frames[0], strict_map_key=True)
         kind = Message.KINDS[head.pop("kind")]
-        hints = field_types(kind)
-        if head.keys() != hints.keys():
-            raise ProtocolError(f"{kind.__name__} with fields {sorted(head)}, expected {sorted(hints)}")
+        readers = _readers(kind)
+        if head.keys() != readers.keys():
+            raise ProtocolError(f"{kind.__name__} with fields {sorted(head)}, expected {sorted(readers)}")
         buffers = _Buffers(frames[1], frames[2:])
-        values = {name: _value(hints[name], head[name], buffers) for name in hints}
+        values = [read(head[name], buffers) for name, read in readers.items()]
         buffers.finish()
-        return kind(**values)
+        return kind(*values)
     except ProtocolError:
         raise
     except Exception as error:  # whatever a damaged frame provokes is one thing to the caller: a bad message
         raise ProtocolError(f"damaged message: {type(error).__name__}: {error}") from None
 
 
-def _value(hint: Any, described: Any, buffers: _Buffers) -> Any:
+_Reader = Callable[[Any, _Buffers], Any]
+"""The inverse of a `_Describer`."""
+
+
+_READERS: dict[Any, dict[str, _Reader]] = {}
+
+
+def _readers(kind: type[Any]) -> dict[str, _Reader]:
+    """For each field how it is read."""
+    known = _READERS.get(kind)
+    if known is None:
+        known = _READERS[kind] = {name: _reader(hint) for name, hint in field_types(kind).items()}
+    return known
+
+
+def _reader(hint: Any) -> _Reader:
     if hint == Array:
-        return buffers.take(*described)
+        return _read_array
     if hint in _BUNDLES:
-        inner = field_types(hint).values()
-        return hint(*[_value(each, item, buffers) for each, item in zip(inner, described, strict=True)])
-    return decoder(hint)(described)
+        return partial(_read_bundle, hint, list(_readers(hint).values()))
+    decode = decoder(hint)
+    return lambda described, buffers: decode(described)
+
+
+def _read_array(described: Any, buffers: _Buffers) -> Array:
+    dtype, shape = described
+    return buffers.take(dtype, shape)
+
+
+def _read_bundle(kind: type[Any], readers: list[_Reader], described: Any, buffers: _Buffers) -> Any:
+    return kind(*[read(each, buffers) for read, each in zip(readers, described, strict=True)])

@@ -70,6 +70,8 @@ def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row
         chain_lengths=message.chain_lengths,
         table_lengths=message.table_lengths,
     )
+    if len(message.shown) not in (0, len(message.rows)):
+        raise ProtocolError(f"{len(message.shown)} rows are asked for hidden states or not, of {len(message.rows)}")
     columns = zip(
         message.rows.tolist(),
         message.epochs.tolist(),

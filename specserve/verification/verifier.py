@@ -13,7 +13,7 @@ would have had.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from time import perf_counter
@@ -21,9 +21,10 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from specserve.config import Config, EngineConfig
-from specserve.errors import ProtocolError
-from specserve.models import Backend
+from specserve import folders
+from specserve.config import NO_SPECULATOR, Config, EngineConfig
+from specserve.errors import ConfigError, ProtocolError
+from specserve.models import AtOnce, Backend, Hardware, ShowsHidden
 from specserve.models._stretches import ragged
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -42,7 +43,10 @@ from specserve.verification._group import GREEDY, Group, grouped
 from specserve.verification._masks import Masks
 from specserve.verification._rows import Row, judged_places, processed_places, read, uncovered
 from specserve.verification._scores import Scorer
+from specserve.verification._shown import shown
 from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
+
+LayersRead = Callable[[Config], tuple[int, ...]]
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +55,22 @@ class Verifier:
     """A `transport.Worker` that holds the target. Never raises from `handle`.
 
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
-    configures the rules; grammars are needed for structured requests only. Raises ConfigError when the configured
+    configures the rules; grammars are needed for structured requests only; hardware is what results are waited for on,
+    where reading them does not do that. Raises ConfigError when the configured
     rule is not one that can be built.
     """
 
     def __init__(
-        self, backend: Backend, *, vocab_size: int, engine: EngineConfig | None = None, grammars: Grammars | None = None
+        self,
+        backend: Backend,
+        *,
+        vocab_size: int,
+        engine: EngineConfig | None = None,
+        grammars: Grammars | None = None,
+        hardware: Hardware | None = None,
     ) -> None:
         self._backend = backend
+        self._hardware = AtOnce() if hardware is None else hardware
         self._vocab_size = min(vocab_size, backend.vocab_size)
         self._profiles = Profiles(grammars)
         self._mask_thread = ThreadPoolExecutor(1, "specserve-masks")
@@ -96,6 +108,7 @@ class Verifier:
 
     def _round(self, message: Verify) -> Message:
         began = perf_counter()
+        self._hardware.arrived()
         rows, faults = read(message, self._profiles, self._backend.vocab_size)
         if faults:
             return _failed(message.round, faults)
@@ -119,7 +132,8 @@ class Verifier:
         for row in rows:
             row.profile.wrote(row.first, row.chain.tolist())
         scores, prompt_scores = scorer.emitted(kept, chosen), scorer.prompt()
-        judged = perf_counter()
+        judging_s = perf_counter() - forwarded
+        self._hardware.finish()
         if not healthy.all():
             reason = "the target's logits are not finite"
             return _failed(message.round, {int(row): reason for row in message.rows[healthy == 0]}, reason)
@@ -129,10 +143,11 @@ class Verifier:
             message.epochs,
             kept.astype(np.int32),
             chosen.astype(np.int32),
-            forwarded - began,
-            judged - forwarded,
+            perf_counter() - began - judging_s,
+            judging_s,
             scores,
             prompt_scores,
+            shown(message, rows, kept, self._backend),
         )
 
     def _judge_of(self, rule: RuleName) -> Judge:
@@ -204,6 +219,24 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
 def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     backend, info = load_backend(config.target, "target", config.engine)
+    _show_hidden(backend, config)
     grammars = Grammars(Tokenizer.load(prepare(config.target, log.info, role="target")))
-    verifier = Verifier(backend, vocab_size=info.vocab_size, engine=config.engine, grammars=grammars)
+    verifier = Verifier(
+        backend, vocab_size=info.vocab_size, engine=config.engine, grammars=grammars, hardware=backend.hardware
+    )
     return verifier, replace(info, rules=verifier.rules)
+
+
+def _show_hidden(backend: Backend, config: Config) -> None:
+    """Let the target keep what the speculator reads of it, if anything. Raises ConfigError where it cannot."""
+    speculator = config.draft.speculator
+    if config.engine.depth == 0 or speculator == NO_SPECULATOR:
+        return
+    layers_read: LayersRead | None = getattr(folders.load("drafting", speculator), "layers_read", None)
+    if layers_read is None:
+        return
+    if not isinstance(backend, ShowsHidden):
+        raise ConfigError(
+            f"{speculator} reads the target's hidden states, which {config.target.source!r} does not show"
+        )
+    backend.observe(layers_read(config))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -119,9 +119,10 @@ class ScriptedEngine:
         return {"traceEvents": []}
 
 
-def app_of(engine: ScriptedEngine, **server: object) -> FastAPI:
-    """The application over a scripted engine; `server` overrides limits."""
-    config = Config.model_validate({"model_name": "tiny", "server": server})
+def app_of(engine: ScriptedEngine, tracing: Mapping[str, object] | None = None, **server: object) -> FastAPI:
+    """The application over a scripted engine; `server` overrides limits, `tracing` says where spans go."""
+    observe = {"tracing": tracing or {}}
+    config = Config.model_validate({"model_name": "tiny", "server": server, "observe": observe})
     check = partial(Grammars(TOKENIZER).check, max_bytes=config.server.max_schema_bytes)
     return create_app(engine, TOKENIZER, config, check_structured=check)
 

@@ -9,9 +9,8 @@ import pytest
 
 from specserve.bench import pipeline
 from specserve.bench.limits import Load, tokens_per_s
-from specserve.bench.pipeline import Options, configured, measurable, row_of
+from specserve.bench.pipeline import Options, configured, row_of
 from specserve.bench.steady import Ask, Counters
-from specserve.config import setting_names
 from specserve.errors import ConfigError
 from specserve.metrics import EngineMetrics
 from specserve.models import _device_profile
@@ -89,7 +88,7 @@ def test_a_row_of_the_table_follows_from_the_counters():
     assert ahead["hit_rate"] == pytest.approx(2 / 3)
     assert serial["hit_rate"] is None
     (shown,) = pipeline.table([ahead])
-    assert list(shown.values()) == list(ahead.values())[2:]
+    assert list(shown.values()) == list(ahead.values())[2:-1]
     assert serial["limit_tokens_per_s"] < ahead["limit_tokens_per_s"]
 
 
@@ -112,7 +111,7 @@ def test_what_cannot_be_run_is_refused_before_ray_starts(wrong, told):
 
 def test_servers_are_strict_and_as_wide_as_the_widest_case():
     """Every request of a case decodes in every round; a step that is too slow ends the run."""
-    config = configured(Options(batches=(1, 200), depths=(2, 7), acceptance=0.5), 0)
+    config = configured(Options(batches=(1, 200), depths=(2, 7), acceptance=0.5), "serial")
     assert config.target.emulated.strict
     assert config.draft.model.emulated.strict
     assert config.draft.model.emulated.acceptance == 0.5
@@ -121,11 +120,13 @@ def test_servers_are_strict_and_as_wide_as_the_widest_case():
     assert config.engine.depth == 7
 
 
-def test_modes_that_need_a_setting_are_left_out_where_the_engine_has_none():
-    """plain and serial run always; the others as soon as `engine.outcomes` is known."""
-    everything = measurable(pipeline.MODES)
-    assert everything[:2] == ("plain", "serial")
-    assert (len(everything) == len(pipeline.MODES)) == ("engine.outcomes" in setting_names())
+def test_each_mode_is_a_setting_of_the_engine():
+    """Plain and serial share a server, whose draft works only when a verdict is there; adaptive is the only policy."""
+    engines = {mode: configured(Options(transport="ray"), mode).engine for mode in pipeline.MODES}
+    assert engines["plain"] == engines["serial"]
+    assert [engine.outcomes for engine in engines.values()] == [0, 0, 1, "auto", "auto"]
+    assert [mode for mode, engine in engines.items() if engine.depth_policy == "adaptive"] == ["adaptive"]
+    assert configured(Options(transport="ray"), "plain").cluster.transport == "ray"
 
 
 def test_a_plot_has_a_panel_for_each_temperature_or_says_what_is_missing(tmp_path):

@@ -57,6 +57,25 @@ def test_builder_refuses_unknown_keys():
         build({"engin": {}})
 
 
+def test_builder_refuses_what_does_not_exist():
+    """A misspelt rule ends the deployment when it is deployed, not at the first request."""
+    with pytest.raises(ConfigError, match="no rule called 'hope'"):
+        build({"engine": {"rule": "hope"}})
+
+
+def test_builder_takes_keys_from_the_environment(monkeypatch, caplog):
+    """So that they need not stand in a file that is handed around; without any it warns."""
+    monkeypatch.delenv("SPECSERVE_API_KEY", raising=False)
+    build({})
+    assert "no API key" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("SPECSERVE_API_KEY", "one-long-key,another-key")
+    deployment = build({})._bound_deployment
+    keys = configs.parse(deployment.init_args[0]).server.api_keys
+    assert [key.get_secret_value() for key in keys] == ["one-long-key", "another-key"]
+    assert caplog.text == ""
+
+
 def test_builder_makes_an_application():
     """The builder needs no running Ray and binds pipeline and ingress."""
     assert type(build({})).__name__ == "Application"

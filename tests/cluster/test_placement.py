@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -56,6 +59,7 @@ def test_cpu_by_choice_leaves_gpus_alone():
         pytest.param([{"CPU": 8, "GPU": 1}], {"target__device": "cuda", "draft__model__device": "cuda"}, id="one GPU"),
         pytest.param([{"CPU": 8}, {"CPU": 8}], {"cluster__placement": "STRICT_SPREAD"}, id="two nodes for three"),
         pytest.param([{"CPU": 1}] * 3, {"cluster__placement": "STRICT_PACK"}, id="no node holds all"),
+        pytest.param([{"CPU": 8}], {"target__resources": {"target_node": 1}}, id="no node of that kind"),
     ],
 )
 def test_the_impossible_is_refused_with_numbers(nodes, overrides):
@@ -68,3 +72,77 @@ def test_the_impossible_is_refused_with_numbers(nodes, overrides):
 def test_small_nodes_together_are_enough(strategy):
     """Bundles may be spread over nodes of which none holds all."""
     assert placed([{"CPU": 1}] * 3, cluster__placement=strategy).strategy == strategy
+
+
+KINDS = [{"CPU": 4}, {"CPU": 8, "GPU": 8, "target_node": 1}, {"CPU": 8, "draft_node": 1}]
+PINNED = {"target__resources": {"target_node": 1}, "draft__model__resources": {"draft_node": 1}}
+
+
+def test_resources_pin_workers_to_kinds_of_nodes():
+    """Each worker's bundle asks for its own kind; a draft whose nodes have no GPU is not promised one."""
+    placement = placed(KINDS, **PINNED)
+    assert placement.bundles == ({"CPU": 0.5}, {"CPU": 1, "GPU": 1, "target_node": 1}, {"CPU": 1, "draft_node": 1})
+
+
+def test_pinned_apart_cannot_be_packed_strictly():
+    """The refusal names the resources that no node has together."""
+    with pytest.raises(ConfigError, match=r"target 1 CPU \+ 1 target_node.*8 CPU \+ 8 GPU \+ 1 target_node;"):
+        placed(KINDS, cluster__placement="STRICT_PACK", **PINNED)
+
+
+def test_strictly_packed_on_one_gpu_the_draft_stays_on_the_cpu():
+    """GPUs of other nodes do not count where all must be on one."""
+    placement = placed([{"CPU": 4, "GPU": 1}] * 2, cluster__placement="STRICT_PACK")
+    assert (placement.on_gpu("target"), placement.on_gpu("draft")) == (True, False)
+
+
+def every_way(bundles, nodes, strategy):
+    """Whether any assignment of bundles to nodes at all is allowed and fits."""
+    for choice in product(range(len(nodes)), repeat=len(bundles)):
+        apart = len(set(choice))
+        if (strategy == "STRICT_PACK" and apart > 1) or (strategy == "STRICT_SPREAD" and apart < len(bundles)):
+            continue
+        asked = [Counter() for _ in nodes]
+        for bundle, node in zip(bundles, choice, strict=True):
+            asked[node].update(bundle)
+        if all(asked[n][name] <= node.get(name, 0) for n, node in enumerate(nodes) for name in asked[n]):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
+def test_what_is_refused_fits_in_no_way(strategy):
+    """Against trying every assignment on 300 random small clusters: the shortcut loses none."""
+    rng = random.Random(strategy)
+    answers = Counter()
+    for _ in range(300):
+        nodes = [
+            {"CPU": rng.choice([0, 0.5, 1, 1.5, 2, 3]), "GPU": rng.choice([0, 0, 1, 2]), "kind": rng.choice([0, 1])}
+            for _ in range(rng.randint(1, 5))
+        ]
+        devices = {"target__device": rng.choice(["cpu", "cuda"]), "draft__model__device": rng.choice(["cpu", "cuda"])}
+        pinned = {"draft__model__resources": {"kind": 1}} if rng.random() < 0.5 else {}
+        try:
+            placed(nodes, cluster__placement=strategy, **devices, **pinned)
+            fits = True
+        except ConfigError:
+            fits = False
+        bundles = [{"CPU": 0.5}]
+        bundles += [{"CPU": 1, "GPU": device == "cuda"} for device in devices.values()]
+        bundles[-1] |= {"kind": 1} if pinned else {}
+        assert fits == every_way(bundles, nodes, strategy), nodes
+        answers[fits] += 1
+    assert min(answers.values()) > 20
+
+
+def test_a_thousand_nodes_are_looked_at_in_no_time():
+    """What no node can hold is refused without trying a billion assignments."""
+    with pytest.raises(ConfigError, match="never place"):
+        placed([{"CPU": 8, "GPU": 8}] * 1000, target__resources={"target_node": 1})
+
+
+@pytest.mark.parametrize("resources", [{"CPU": 2}, {"GPU": 1}, {"kind": 0}, {"kind": -1}, {"kind": 1.5}, {"": 1}])
+def test_resources_that_cannot_be_asked_for_are_refused(resources):
+    """Ray's own names, nothing, negative amounts and uneven counts."""
+    with pytest.raises(ConfigError, match=r"target\.resources"):
+        placed([{"CPU": 4}], target__resources=resources)

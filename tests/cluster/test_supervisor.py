@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from cluster_facts import PROMPT, TOKENS
 
 from specserve.cluster import calls
 from specserve.cluster import supervisor as supervisors
-from specserve.cluster.actors import VerifierActor
+from specserve.cluster.actors import WORKER_ACTORS, VerifierActor
 from specserve.cluster.pipeline import Pipeline
 from specserve.cluster.placement import plan
 from specserve.cluster.remote import Pipe, RemoteEngine
@@ -23,6 +24,7 @@ from specserve.cluster.supervisor import Supervisor
 from specserve.config import Config
 from specserve.errors import ConfigError, RequestError, Unavailable
 from specserve.metrics import Snapshot
+from specserve.transport.messages import Plan, PlanAhead, Verify
 from specserve.types import Health, Request, RequestId, Sampling
 
 pytestmark = pytest.mark.ray
@@ -134,12 +136,12 @@ def continued(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_start_that_takes_long_is_no_stall(ray_here, config, monkeypatch):
+def test_a_start_that_takes_long_is_no_stall(ray_here, config):
     """While it starts, and right after, a pipeline is healthy to Serve however long that takes."""
-    monkeypatch.setattr(supervisors, "_STALL_S", 1.0)
+    hasty = config.model_copy(update={"engine": config.engine.model_copy(update={"hang_after_s": 0.5})})
 
     async def run() -> bool:
-        pipeline = Pipeline(config.model_dump())
+        pipeline = Pipeline(hasty.model_dump())
         would_stall = False
         try:
             serving = asyncio.ensure_future(pipeline.status())
@@ -235,3 +237,37 @@ def test_a_worker_that_dies_while_loading_is_tried_again(ray_here, config, expec
     else:
         with pytest.raises(ConfigError, match=r"target worker died while loading.*out of memory"):
             asyncio.run(answers(config, greedy("a")))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_worker_that_hangs_in_a_batch_is_replaced(ray_here, config, expected, monkeypatch, tmp_path, role):
+    """Its heart beats and its `state` answers, but a batch never ends: after hang_after_s its process is another."""
+
+    class Hanging(WORKER_ACTORS[role]):  # type: ignore[misc]
+        def load(self):
+            info = super().load()
+            mark = Path(tmp_path) / "hung"
+            handle = self._worker.handle
+
+            def hang(message):
+                if isinstance(message, Verify | Plan | PlanAhead) and not mark.exists():
+                    mark.touch()
+                    threading.Event().wait()
+                return handle(message)
+
+            self._worker.handle = hang
+            return info
+
+    monkeypatch.setitem(supervisors.WORKER_ACTORS, role, Hanging)
+    hasty = config.model_copy(update={"engine": config.engine.model_copy(update={"hang_after_s": 1.5})})
+
+    async def run() -> None:
+        async with serving(hasty) as (supervisor, engine):
+            pid = supervisor.pids[role]
+            assert await answer(engine, greedy("a")) == expected
+            await until(lambda: supervisor.pids[role] != pid)
+            await healthy(engine)
+            assert await answer(engine, greedy("b")) == expected
+
+    asyncio.run(run())

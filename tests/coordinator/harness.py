@@ -70,6 +70,9 @@ class Pipeline:
         make_draft=None,
         make_channel=HeldChannel,
         round_s=0.0,
+        tracer=None,
+        tokenizer=None,
+        metrics=None,
         **engine,
     ):
         self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
@@ -83,8 +86,8 @@ class Pipeline:
         self.round_s = round_s  # what the clock says a verification takes
         self.verifier = HeldChannel(self.makers["target"](), "target")
         self.draft = make_channel(self.makers["draft"](), "draft") if draft else None
-        self.tokenizer = Tokenizer(byte_level(), end_tokens=frozenset({end}))
-        self.metrics = EngineMetrics("toy")
+        self.tokenizer = tokenizer or Tokenizer(byte_level(), end_tokens=frozenset({end}))
+        self.metrics = metrics or EngineMetrics("toy")
         self.engine = Engine(
             self.config,
             target=info("target", blocks, context=context),
@@ -96,6 +99,7 @@ class Pipeline:
             metrics=self.metrics,
             sink=self.sink,
             clock=self.clock,
+            tracer=tracer,
         )
 
     def sink(self, owner, deltas):

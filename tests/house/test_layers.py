@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "specserve"
 
-GROUND = {"types", "errors", "config", "folders", "metrics", "templates", "text", "logs", "timeline"}
+GROUND = {"types", "errors", "config", "folders", "metrics", "templates", "text", "logs", "timeline", "tracing"}
 ROOMS = {
     "transport": set(),
     "models": set(),
@@ -31,6 +31,7 @@ FORBIDDEN = {
     "errors": {"torch", "ray"},
     "config": {"torch", "ray"},
     "metrics": {"torch", "ray"},
+    "tracing": {"torch", "ray", "fastapi"},
 }
 
 
@@ -72,6 +73,12 @@ def test_only_the_cluster_room_knows_ray_and_light_rooms_know_no_torch(path):
     outside = {name.split(".")[0] for name in imports(path)}
     assert room == "cluster" or "ray" not in outside
     assert not outside & FORBIDDEN.get(room, set())
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_tracing_room_knows_opentelemetry(path):
+    """It is an extra: nothing else imports it, and the room's own front does so only when spans are wanted."""
+    assert path.name == "opentelemetry.py" or not any(name.startswith("opentelemetry") for name in imports(path))
 
 
 def test_model_free_speculators_import_no_torch():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from time import perf_counter
+from time import perf_counter, sleep, thread_time
 
 import numpy as np
 import pytest
@@ -211,24 +211,42 @@ def test_step_times_are_interpolated_by_rows_or_positions(rows, positions, ms):
     assert device().step_s(rows, positions) == pytest.approx(ms / 1000)
 
 
-def test_no_step_ends_before_its_device_would_have():
-    """Ten steps of 1 ms, three of them prefill of 3 ms."""
+def test_no_result_is_there_before_its_device_would_have_it():
+    """Ten steps of 1 ms, three of them prefill of 3 ms, counted from each batch's arrival."""
     pace = Pace(device(), strict=False)
     for rows, positions in [(1, 1)] * 7 + [(1, 2)] * 3:
         began = perf_counter()
-        pace.end(pace.begin(), rows, positions)
+        pace.arrived()
+        pace.step(rows, positions)
+        pace.finish()
         assert perf_counter() - began >= device().step_s(rows, positions)
     assert pace.steps == 10
+
+
+def test_steps_of_one_batch_follow_each_other_on_the_device():
+    """Three steps of 10 ms, waited for one by one or at the end, take 30 ms, whatever the host does meanwhile."""
+    for told_together in (False, True):
+        pace, began = Pace(device(10), strict=True), perf_counter()
+        pace.arrived()
+        for step in range(3):
+            pace.step(1, 1)
+            if not told_together or step == 2:
+                pace.finish()
+                sleep(0.002)
+        assert perf_counter() - began >= 0.03 + 0.002
+        assert pace.late == 0
 
 
 def test_a_step_that_computed_longer_than_its_device_is_refused_where_asked_and_counted_anyhow():
     """Busy for 5 ms in a step of 0.1 ms: strict raises, otherwise it is late; sleeping is not computing."""
 
     def busy_step(pace):
-        began = pace.begin()
-        while pace.begin()[1] - began[1] < 0.005:
+        pace.arrived()
+        pace.step(1, 1)
+        began = thread_time()
+        while thread_time() - began < 0.005:
             pass
-        pace.end(began, 1, 1)
+        pace.finish()
 
     lenient, strict = Pace(device(0.1), strict=False), Pace(device(0.1), strict=True)
     busy_step(lenient)
@@ -236,8 +254,18 @@ def test_a_step_that_computed_longer_than_its_device_is_refused_where_asked_and_
     with pytest.raises(EmulationTooSlow, match=r"0\.10 ms"):
         busy_step(strict)
     pace = Pace(device(50), strict=True)
-    pace.end(pace.begin(), 1, 1)
+    pace.arrived()
+    pace.step(1, 1)
+    pace.finish()
     assert pace.late == 0
+
+
+def test_a_batch_without_a_forward_is_never_late():
+    """Nothing was asked of the device: there is nothing to wait for and nothing to count."""
+    pace = Pace(device(), strict=True)
+    pace.arrived()
+    pace.finish()
+    assert pace.steps == pace.late == 0
 
 
 @pytest.mark.parametrize("name", _device_profile.names())
@@ -314,8 +342,10 @@ def test_the_source_names_the_backend_and_the_folder_the_role():
 def test_a_forward_gives_the_wanted_rows_only_and_takes_its_time():
     """Logits of the last two of five positions are those of all five; the step lasts a verification at least."""
     whole = model().forward(ragged([Stretch(0, [1, 2, 3, 4, 5], np.array([3, 1]), 5)]))
-    began = perf_counter()
-    part = model().forward(ragged([Stretch(0, [1, 2, 3, 4, 5], np.array([0, 2]), 2)]))
+    began, emulated = perf_counter(), model()
+    emulated.hardware.arrived()
+    part = emulated.forward(ragged([Stretch(0, [1, 2, 3, 4, 5], np.array([0, 2]), 2)]))
+    emulated.hardware.finish()
     assert perf_counter() - began >= 0.01145
     assert (part == whole[-2:]).all()
 

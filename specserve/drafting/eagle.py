@@ -1,0 +1,76 @@
+"""Draft heads that go on from the target's hidden states (EAGLE, EAGLE-3; Li et al. 2024 and 2025).
+
+What is fed comes with the target's states. Each drafted token is kept with the head's own state, in its slot, and is
+read together with it in the next step; what the target keeps of a chain is fed again with the target's own states.
+So the draft goes on from verdicts only (R = 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from specserve.config import Config, DraftConfig
+from specserve.drafting import Branch, Grown, Job, Kind, Trunk
+from specserve.drafting._chains import Chain, Picker, feed_of, next_of
+from specserve.drafting.workspace import Workspace
+from specserve.errors import ConfigError, ProtocolError
+from specserve.models import Backend, DraftHead, _head_folder
+from specserve.models._stretches import ragged
+
+KIND: Final[Kind] = "model"
+
+
+def build(config: DraftConfig, backend: Backend, vocab_size: int) -> Eagle:
+    """A speculator on a loaded head. Raises ConfigError for a model of another kind."""
+    if not isinstance(backend, DraftHead):
+        raise ConfigError(
+            f"draft.speculator is eagle, but {config.model.source!r} holds no draft head; use small_model for it"
+        )
+    return Eagle(backend, vocab_size)
+
+
+def layers_read(config: Config) -> tuple[int, ...]:
+    """The target's layers whose inputs the head reads; none for the target's last states. Raises ConfigError."""
+    return _head_folder.layers_read(config.draft_model)
+
+
+class Eagle:
+    """A `Speculator`. Ids at or above vocab_size, the shared vocabulary's end, are never drafted."""
+
+    def __init__(self, head: DraftHead, vocab_size: int) -> None:
+        self._head = head
+        self._vocab_size = vocab_size
+
+    def propose(self, jobs: Sequence[Job], workspace: Workspace) -> list[list[int]]:
+        """See `drafting.Speculator`. Raises ProtocolError for a feed without hidden states."""
+        if not jobs:
+            return []
+        origins = np.array([job.origin for job in jobs], dtype=np.int64)
+        read = self._head.fuse(_states_before(jobs))
+        logits, states = self._head.forward_from(ragged([feed_of(job) for job in jobs]), read, origins)
+        chains = [Chain(job.profile, job.first, job.slots, job.shared_noise) for job in jobs]
+        picker = Picker(chains, self._vocab_size, workspace)
+        for step in range(max(job.depth for job in jobs)):
+            rows = [row for row, job in enumerate(jobs) if job.depth > step]
+            if step:
+                batch = ragged([next_of(chains[row], jobs[row].table) for row in rows])
+                before = np.array([jobs[row].slots[step - 1] for row in rows])
+                logits, states = self._head.forward_from(batch, workspace.hidden(before), origins[rows])
+            picker.pick(rows, logits)
+            workspace.put_hidden(np.array([jobs[row].slots[step] for row in rows]), states)
+        return [chain.tokens[: chain.healthy] for chain in chains]
+
+    def explore(self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace) -> Iterator[Grown]:
+        """Raises ProtocolError: a head goes on from verdicts only, and the coordinator knows."""
+        raise ProtocolError("a draft head cannot draft ahead of a verdict")
+
+
+def _states_before(jobs: Sequence[Job]) -> torch.Tensor:
+    states = [job.hidden for job in jobs if job.hidden is not None and len(job.hidden) == len(job.feed)]
+    if len(states) < len(jobs) or min(job.origin for job in jobs) < 1:
+        raise ProtocolError("a draft head was fed tokens without the target's states before them")
+    return torch.cat(states)

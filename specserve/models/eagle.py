@@ -1,0 +1,227 @@
+"""Draft heads that go on from their target's hidden states: EAGLE (Li et al. 2024) and EAGLE-3 (Li et al. 2025).
+
+Where an ordinary model reads a token, a head reads it together with the state that the target had one position
+before. Behind drafted tokens there is no such state yet; the head's own takes its place. EAGLE joins both to one
+vector, reads it with a Llama layer and hands the result to the target's head. EAGLE-3 lets the attention of its layer
+read both side by side, takes the states that enter several of the target's layers, joined, and has a norm and a head
+of its own, often for a part of the vocabulary.
+
+Pages and attention are those of `paged_transformers`. Positions are counted as everywhere, but rotated as the
+checkpoints were trained: the pair of token p and state p − 1 stands at p − 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from specserve.config import ModelConfig
+from specserve.errors import ConfigError
+from specserve.models import NoRowStates, RaggedBatch, _attention, _head_folder, _linear, _rope, loading
+from specserve.models._head_folder import HeadDescription
+from specserve.models._pages import LayerLayout, PagedStep, Pages
+from specserve.models._reduced_head import ReducedHead
+from specserve.models._row_groups import RaggedPlan
+
+
+def build(config: ModelConfig, folder: Path) -> EagleHead:
+    """Load the folder that `loading.prepare` returned. Raises ConfigError for what cannot be served."""
+    description = _head_folder.read_description(folder)
+    weights = load_file(folder / _head_folder.WEIGHTS)
+    dtype, device = getattr(torch, config.dtype), loading.device_of(config)
+    try:
+        network = _Network(_llama_config(description), description, weights).to(dtype)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"the weights in {folder} do not fit its config.json: {error}") from None
+    return EagleHead(network.eval().requires_grad_(False).to(device), description, config.context_length)
+
+
+def _llama_config(description: HeadDescription) -> Any:
+    told = {name: value for name, value in description.llama.items() if name not in ("architectures", "model_type")}
+    config = LlamaConfig(**told | {"num_hidden_layers": description.layers, "tie_word_embeddings": False})
+    config._attn_implementation = _attention.NAME
+    return config
+
+
+class _SideBySide(nn.Module):
+    """EAGLE-3's layer: attention reads the normed token and the normed state side by side."""
+
+    def __init__(self, config: Any, norm_first: bool) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.input_layernorm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
+        self.self_attn = LlamaAttention(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            rows = getattr(self.self_attn, name).out_features
+            setattr(self.self_attn, name, nn.Linear(2 * width, rows, bias=False))
+        self.mlp = LlamaMLP(config)
+        self._norm_first = norm_first
+
+    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, **shared: Any) -> torch.Tensor:
+        normed = self.hidden_norm(hidden)
+        base = normed if self._norm_first else hidden
+        attended, _ = self.self_attn(
+            hidden_states=torch.cat([self.input_layernorm(embedded), normed], -1), attention_mask=None, **shared
+        )
+        states = base + attended
+        result: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return result
+
+
+class _Network(nn.Module):
+    """The layers of a head, of either generation. Raises RuntimeError for weights that do not fit."""
+
+    def __init__(self, config: Any, described: HeadDescription, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        weights = dict(weights)
+        vocab_size, width = weights["embed_tokens.weight"].shape
+        ids, head = weights.pop("ids", None), weights.pop("lm_head.weight")
+        self.embed_tokens = nn.Embedding(vocab_size, width)
+        self.fc = nn.Linear(weights["fc.weight"].shape[1], width, bias=False)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self._side_by_side = described.generation == 3
+        if self._side_by_side:
+            if described.layers != 1:
+                raise ValueError(f"an EAGLE-3 head of {described.layers} layers is not known")
+            self.layers = nn.ModuleList([_SideBySide(config, described.norm_first)])
+            self.norm: nn.Module = LlamaRMSNorm(width, eps=config.rms_norm_eps)
+        else:
+            self.layers = nn.ModuleList([LlamaDecoderLayer(config, layer) for layer in range(described.layers)])
+            self.layers[0].input_layernorm = nn.Identity()
+            self.norm = nn.Identity()
+        for name in described.biased:
+            owner = self.get_submodule(name.removesuffix(".bias"))
+            owner.bias = nn.Parameter(torch.zeros_like(weights[name]))
+        self.load_state_dict(weights)
+        self.head: nn.Module = _whole_head(head) if ids is None else ReducedHead(head, ids.long(), vocab_size)
+
+    def fuse(self, read: torch.Tensor) -> torch.Tensor:
+        """See `DraftHead`."""
+        fused: torch.Tensor = self.fc(read) if self._side_by_side else read
+        return fused
+
+    def forward(self, tokens: torch.Tensor, hidden: torch.Tensor, places: torch.Tensor, store: Any) -> torch.Tensor:
+        """States [1, T, width] from tokens and places int64 [1, T] and hidden [1, T, width]."""
+        embedded = self.embed_tokens(tokens)
+        shared = {"position_embeddings": self.rotary_emb(embedded, position_ids=places), "paged": store}
+        if self._side_by_side:
+            states: torch.Tensor = self.layers[0](embedded, hidden, **shared)
+            return states
+        states = self.fc(torch.cat([embedded, hidden], -1))
+        for layer in self.layers:
+            states = layer(states, **shared)
+        return states
+
+
+def _whole_head(weight: torch.Tensor) -> nn.Linear:
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    head.weight = nn.Parameter(weight)
+    return head
+
+
+class EagleHead:
+    """A `DraftHead` with KV pages of its own, and the parts of a `Backend` that loading it needs."""
+
+    def __init__(self, network: _Network, description: HeadDescription, context_length: int | None) -> None:
+        config = network.rotary_emb.config
+        self._network = network
+        self._description = description
+        self._device: torch.device = network.embed_tokens.weight.device
+        self._dtype: torch.dtype = network.embed_tokens.weight.dtype
+        self._vocab_size, self._width = network.embed_tokens.weight.shape
+        self._context_length = _rope.served_context(config, context_length)
+        _rope.freeze(network, self._context_length)
+        _linear.speed_up(network)
+        kv_heads = config.num_key_value_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layout = LayerLayout(kv_heads, dim, dim, self._dtype, None)
+        self._layouts = dict.fromkeys(range(description.layers), layout)
+        self._pages: Pages | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the head can address."""
+        return self._context_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits are."""
+        return self._device
+
+    @property
+    def place(self) -> str:
+        """The GPU, or this machine's CPU."""
+        return loading.place_of(self._device)
+
+    @property
+    def states(self) -> NoRowStates:
+        """Pages are all that is kept."""
+        return NoRowStates()
+
+    @property
+    def width(self) -> int:
+        """See `DraftHead`."""
+        return self._width
+
+    @property
+    def read_width(self) -> int:
+        """See `DraftHead`."""
+        return self._description.read_width
+
+    def bytes_per_block(self, block_tokens: int) -> int:
+        """Bytes of KV of one block."""
+        return block_tokens * sum(layout.bytes_per_position for layout in self._layouts.values())
+
+    def allocate(self, blocks: int, block_tokens: int) -> None:
+        """Make the KV pages."""
+        self._pages = Pages(self._layouts, blocks, block_tokens, self._device)
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """Copy whole KV pages, all layers."""
+        self._allocated().copy_blocks(sources, copies)
+
+    def _allocated(self) -> Pages:
+        if self._pages is None:
+            raise ConfigError("the draft head was asked for a forward before its KV pages were allocated")
+        return self._pages
+
+    def fuse(self, read: torch.Tensor) -> torch.Tensor:
+        """See `DraftHead`."""
+        return self._network.fuse(read.to(self._device, self._dtype))
+
+    @torch.inference_mode()
+    def forward_from(
+        self, batch: RaggedBatch, hidden: torch.Tensor, origins: npt.NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `DraftHead`."""
+        pages = self._allocated()
+        plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device, origins)
+        tokens = torch.from_numpy(batch.tokens).to(self._device)[None]
+        places = torch.from_numpy(batch.positions - 1).to(self._device)[None]
+        hidden = hidden.to(self._device, self._dtype)[None]
+        states = self._network(tokens, hidden, places, PagedStep(pages, plan))[0]
+        states = states[torch.from_numpy(batch.wanted).to(self._device)]
+        logits: torch.Tensor = self._network.head(self._network.norm(states)).float()
+        return logits, states

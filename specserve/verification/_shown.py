@@ -1,0 +1,32 @@
+"""Hidden states for drafts that go on from them: of what was fed, and of the drafted tokens that were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specserve.errors import ProtocolError
+from specserve.models import Backend, ShowsHidden
+from specserve.sampling.wire import encode_hidden
+from specserve.transport.messages import Array, Hidden, Verify
+from specserve.verification._rows import Row
+
+
+def shown(message: Verify, rows: Sequence[Row], kept: Array, backend: Backend) -> Hidden:
+    """The states of the rows that asked, after a forward over them; kept int64 [n].
+
+    Raises ProtocolError when a row asks a target that keeps none.
+    """
+    if not message.shown.any():
+        return Hidden.none()
+    if not isinstance(backend, ShowsHidden):
+        raise ProtocolError("hidden states are wanted of a target that shows none")
+    places: list[int] = []
+    at = 0
+    for row in rows:
+        if message.shown[row.index]:
+            places += range(at, at + len(row.feed) + int(kept[row.index]))
+        at += len(row.feed) + len(row.chain)
+    states = backend.observed()
+    return encode_hidden(states[torch.tensor(places, device=states.device)])

@@ -1,0 +1,166 @@
+"""Draft heads draft what a plain implementation of one sequence drafts, whatever the engine does around them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import tiny_heads
+from heads_reference import Reference
+
+from specserve.config import parse
+from specserve.local import LocalEngine, load_parts
+from specserve.transport.messages import Plan, Push
+from specserve.types import Request, RequestId, Sampling
+
+VOCAB, LAYERS, DEPTH, BLOCK = 12, 6, 4, 4
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama that knows twelve words, so that drafts are often kept by chance."""
+    return tiny_heads.few_words(tmp_path_factory.mktemp("target"), VOCAB, layers=LAYERS)
+
+
+KINDS = {
+    "eagle": lambda folder: tiny_heads.eagle(folder, vocab_size=VOCAB),
+    "eagle with parts of its own": lambda folder: tiny_heads.eagle(folder, vocab_size=VOCAB, own=True, layers=2),
+    "eagle3": lambda folder: tiny_heads.eagle3(folder, vocab_size=VOCAB, read=(1, 3, 4), spoken=9),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head in a published layout."""
+    return KINDS[request.param](tmp_path_factory.mktemp(request.param.replace(" ", "-")))
+
+
+def settings(target: Path, head: Path, **engine):
+    limits = {"depth": DEPTH, "block_tokens": BLOCK, "prefill_chunk": 8, "max_requests": 6, "max_batch_tokens": 64}
+    model = {"device": "cpu", "kv_blocks": 512}
+    return parse(
+        {
+            "target": {"source": str(target), **model},
+            "draft": {"speculator": "eagle", "model": {"source": str(head), **model}},
+            "engine": limits | engine,
+        }
+    )
+
+
+class Recorder:
+    """The draft worker, and what it was told and answered."""
+
+    def __init__(self, worker):
+        self.worker, self.plans, self.pushes = worker, [], []
+
+    def handle(self, message):
+        replies = list(self.worker.handle(message))
+        if isinstance(message, Plan):
+            self.plans.append(message)
+            self.pushes += [reply for reply in replies if isinstance(reply, Push)]
+        return replies
+
+    def chains(self):
+        """(row, committed tokens, chain, where reading began) of every chain that was drafted."""
+        for plan, push in zip(self.plans, self.pushes, strict=True):
+            at = 0
+            columns = zip(push.rows, push.bases, push.chain_lengths, plan.origins, strict=True)
+            for row, base, length, origin in columns:
+                if length:
+                    yield int(row), int(base), push.tokens[at : at + length].tolist(), int(origin)
+                at += int(length)
+
+
+def run(config, requests):
+    """The answers, and the recorded draft worker."""
+    parts = load_parts(config)
+    recorder = Recorder(parts.draft_worker)
+    parts = type(parts)(parts.verifier, parts.target, recorder, parts.draft, parts.guesser, parts.tokenizer)
+    with LocalEngine(config, parts=parts) as engine:
+        answers = engine.complete(requests)
+        levels = engine.levels()
+    assert (levels.slots_held, levels.target_blocks_held, levels.draft_blocks_held) == (0, 0, 0)
+    return answers, recorder
+
+
+def asked(prompts, *, tokens=16, name="r", **more):
+    return [
+        Request(RequestId(f"{name}{number}"), tuple(prompt), tokens, Sampling(temperature=0.0), ignore_eos=True, **more)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def compare(reference, requests, answers, recorder, origins=None):
+    """Answers are the target's own, and every chain that of the plain implementation. Returns how many those were."""
+    compared = 0
+    read = {}
+    for row, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+        tokens = [*request.prompt, *answer.tokens]
+        choices, states = reference.read_target(tokens)
+        assert choices[len(request.prompt) - 1 : -1] == list(answer.tokens)
+        read[row] = tokens, states
+    for row, base, chain, origin in recorder.chains():
+        tokens, states = read[row]
+        assert origin == 1 if origins is None else origin in origins
+        assert chain == reference.drafts(tokens[:base], states, len(chain), origin), (row, base, origin)
+        compared += 1
+    return compared
+
+
+def test_drafts_are_those_of_a_plain_implementation(target: Path, head: Path) -> None:
+    """Twenty prompts of up to five chunks, six at a time: every chain of every round, and answers are the target's."""
+    noise = random.Random(5)
+    prompts = [[noise.randrange(VOCAB) for _ in range(noise.randint(1, 38))] for _ in range(20)]
+    reference = Reference(target, head, third="eagle3" in head.name)
+    requests = asked(prompts)
+    answers, recorder = run(settings(target, head), requests)
+    assert compare(reference, requests, answers, recorder) > 200
+    assert sum(answer.stats.kept_tokens for answer in answers) > 10
+
+
+def test_answers_to_one_prompt_share_what_was_read_of_it(target: Path, head: Path) -> None:
+    """Three answers to each prompt, at lengths around a block's end: shared pages, and no token lost or doubled."""
+    noise = random.Random(6)
+    prompts = [[noise.randrange(VOCAB) for _ in range(length)] for length in (7, 8, 9, 12, 21)]
+    reference = Reference(target, head, third="eagle3" in head.name)
+    requests = [
+        request
+        for number, prompt in enumerate(prompts)
+        for request in asked([prompt] * 3, tokens=8, family=f"f{number}", name=f"f{number}-")
+    ]
+    answers, recorder = run(settings(target, head, max_requests=15), requests)
+    assert compare(reference, requests, answers, recorder) > 60
+    fed = sum(int(plan.feed_lengths.sum()) for plan in recorder.plans)
+    alone = sum(len(request.prompt) + len(answer.tokens) for request, answer in zip(requests, answers, strict=True))
+    assert fed < alone - 2 * sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts) + len(requests) * 2
+
+
+def test_preempted_requests_are_read_again_from_their_first_token(target: Path, head: Path) -> None:
+    """With too few blocks requests lose their places; what the target reads again, the draft reads again."""
+    noise = random.Random(7)
+    prompts = [[noise.randrange(VOCAB) for _ in range(30)] for _ in range(4)]
+    reference = Reference(target, head, third="eagle3" in head.name)
+    requests = asked(prompts, tokens=24)
+    config = settings(target, head, max_requests=4)
+    config = config.model_copy(
+        update={"target": config.target.model_copy(update={"kv_blocks": 36, "context_length": 128})}
+    )
+    answers, recorder = run(config, requests)
+    assert any(plan.epochs.max() > 0 for plan in recorder.plans)
+    assert compare(reference, requests, answers, recorder) > 50
+
+
+def test_a_draft_that_lost_its_cache_goes_on_with_a_short_window(target: Path, head: Path) -> None:
+    """Where the draft has room for one request only, the others' windows begin where they have to, and say so."""
+    noise = random.Random(8)
+    prompts = [[noise.randrange(VOCAB) for _ in range(30)] for _ in range(3)]
+    reference = Reference(target, head, third="eagle3" in head.name)
+    requests = asked(prompts, tokens=24)
+    config = settings(target, head, max_requests=3)
+    model = config.draft.model.model_copy(update={"kv_blocks": 32, "context_length": 128})
+    config = config.model_copy(update={"draft": config.draft.model_copy(update={"model": model})})
+    answers, recorder = run(config, requests)
+    begun = {origin for _, _, _, origin in recorder.chains()}
+    assert max(begun) > 20
+    assert compare(reference, requests, answers, recorder, origins=begun) > 20

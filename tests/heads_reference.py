@@ -1,0 +1,103 @@
+"""What a draft head drafts, worked out plainly: one sequence, everything read anew for every token, no cache.
+
+Written from the papers' descriptions (EAGLE, Li et al. 2024; EAGLE-3, Li et al. 2025) on the checkpoint's own names.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+
+def _norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def _rotated(rows: torch.Tensor, theta: float) -> torch.Tensor:
+    """Rows [heads, n, dim] at places 0 … n − 1."""
+    dim = rows.shape[-1]
+    angles = torch.arange(rows.shape[1])[:, None] / theta ** (torch.arange(0, dim, 2) / dim)
+    cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+    turned = torch.cat([-rows[..., dim // 2 :], rows[..., : dim // 2]], -1)
+    return rows * cos + turned * sin
+
+
+class Reference:
+    """A head beside its target. `third` tells EAGLE-3 from EAGLE."""
+
+    def __init__(self, target: Path, folder: Path, *, third: bool) -> None:
+        self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        self.told = json.loads((folder / "config.json").read_text())
+        self.weights = load_file(folder / "model.safetensors")
+        self.third = third
+
+    def _own(self, name: str, instead: torch.Tensor) -> torch.Tensor:
+        return self.weights.get(name, instead)
+
+    @torch.no_grad()
+    def read_target(self, tokens: list[int]) -> tuple[list[int], torch.Tensor]:
+        """The target's own choice behind each token, and what it shows there: [n, width], or several layers' states."""
+        found = self.target(torch.tensor([tokens]), output_hidden_states=True)
+        choices = found.logits[0].argmax(-1).tolist()
+        if not self.third:
+            return choices, found.hidden_states[-1][0]
+        layers = self.told["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        return choices, torch.cat([found.hidden_states[layer][0] for layer in layers], -1)
+
+    def _layer(self, prefix: str, read: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        """A Llama layer whose attention reads `read`, added to `base`; both [n, …]."""
+        heads, kv_heads = self.told["num_attention_heads"], self.told["num_key_value_heads"]
+        at = f"{prefix}self_attn."
+        query, key, value = ((read @ self.weights[f"{at}{each}_proj.weight"].T) for each in "qkv")
+        split = [rows.view(len(rows), count, -1).transpose(0, 1) for rows, count in
+                 ((query, heads), (key, kv_heads), (value, kv_heads))]  # fmt: skip
+        query, key = (_rotated(each, self.told["rope_theta"]) for each in split[:2])
+        key, value = (each.repeat_interleave(heads // kv_heads, 0) for each in (key, split[2]))
+        scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
+        scores += torch.full(scores.shape[1:], -torch.inf).triu(1)
+        attended = (scores.softmax(-1) @ value).transpose(0, 1).reshape(len(read), -1)
+        states = base + attended @ self.weights[f"{at}o_proj.weight"].T
+        normed = _norm(states, self.weights[f"{prefix}post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(normed @ self.weights[f"{prefix}mlp.gate_proj.weight"].T)
+        inner = gate * (normed @ self.weights[f"{prefix}mlp.up_proj.weight"].T)
+        return states + inner @ self.weights[f"{prefix}mlp.down_proj.weight"].T
+
+    def _read(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
+        """The head's states [n, width] for tokens and the states before them."""
+        own = self.target.get_input_embeddings().weight
+        embedded = self._own("embed_tokens.weight", own)[tokens]
+        if self.third:
+            normed = _norm(hidden, self.weights["midlayer.hidden_norm.weight"])
+            token = _norm(embedded, self.weights["midlayer.input_layernorm.weight"])
+            return self._layer("midlayer.", torch.cat([token, normed], -1), hidden)
+        states = torch.cat([embedded, hidden], -1) @ self.weights["fc.weight"].T + self.weights["fc.bias"]
+        layer = 0
+        while f"layers.{layer}.self_attn.q_proj.weight" in self.weights:
+            norm = self.weights.get(f"layers.{layer}.input_layernorm.weight")
+            states = self._layer(f"layers.{layer}.", states if norm is None else _norm(states, norm), states)
+            layer += 1
+        return states
+
+    def _says(self, state: torch.Tensor) -> int:
+        if self.third:
+            state = _norm(state, self.weights["norm.weight"])
+        best = int((self._own("lm_head.weight", self.target.lm_head.weight) @ state).argmax())
+        return best + int(self.weights["d2t"][best]) if "d2t" in self.weights else best
+
+    @torch.no_grad()
+    def drafts(self, tokens: list[int], states: torch.Tensor, depth: int, begin: int = 1) -> list[int]:
+        """The chain behind these tokens, whose states and perhaps more are given. Reading begins at token `begin`."""
+        states = states[begin - 1 : len(tokens) - 1]
+        hidden = states @ self.weights["fc.weight"].T if self.third else states
+        read = list(tokens[begin:])
+        drafted: list[int] = []
+        for _ in range(depth):
+            new = self._read(read, hidden)[-1]
+            drafted.append(self._says(new))
+            read.append(drafted[-1])
+            hidden = torch.cat([hidden, new[None]])
+        return drafted
