@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         bench.add_parser("prefix", help="first tokens warm against cold, and what prompts cost the others")
     )
     _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
+    _metrics_arguments(bench.add_parser("metrics", help="throughput with metrics on against off, and with traces"))
     return parser
 
 
@@ -128,6 +129,17 @@ def _compare_arguments(compare: argparse.ArgumentParser) -> None:
     )
     compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     compare.set_defaults(verb=_compare)
+
+
+def _metrics_arguments(metrics: argparse.ArgumentParser) -> None:
+    _config_arguments(metrics)
+    metrics.add_argument("--passes", type=int, default=15, help="interleaved passes of each system; default: 15")
+    metrics.add_argument("--prompts", type=int, default=8, help="requests at once; default: 8")
+    metrics.add_argument("--max-tokens", type=int, default=32, help="tokens per answer, exactly; default: 32")
+    metrics.add_argument("--batch", type=_numbers, default=(1, 16, 64), help="coordinator's requests; default: 1,16,64")
+    metrics.add_argument("--rounds", type=int, default=400, help="coordinator's rounds of each system; default: 400")
+    metrics.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    metrics.set_defaults(verb=_metrics)
 
 
 def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
@@ -549,6 +561,22 @@ def _exactness(arguments: argparse.Namespace) -> int:
     show("what comes out, against the target's law; a rule that is exact has a p-value from 0 to 1 by chance", rows)
     for path in plot(rows, arguments.acceptance, arguments.plots) if arguments.plots is not None else ():
         print(f"wrote {path}")
+    return 0
+
+
+def _metrics(arguments: argparse.Namespace) -> int:
+    from specserve.bench.metrics import Options, measure
+    from specserve.bench.report import show, write_json
+
+    config = _runnable(arguments)
+    names = ("passes", "prompts", "max_tokens", "batch", "rounds")
+    options = Options(**{name: getattr(arguments, name) for name in names})
+    throughput, coordinator = measure(config, options, _progress)
+    show("whole engines, tokens per second", throughput)
+    show("the coordinator's own processor time for a round, drafting ahead", coordinator)
+    if arguments.json is not None:
+        settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in names}}
+        write_json(arguments.json, settings, [*throughput, *coordinator])
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -84,11 +84,12 @@ class Verdicts:
     draft_busy_s: float
     ahead: AheadStats
 
-    def book(self, metrics: EngineMetrics) -> None:
-        """Count it."""
-        metrics.wasted("rejected", sum([commit.offered - commit.confirmed for commit in self.commits]))
-        metrics.wasted("stop", sum([commit.confirmed - commit.kept for commit in self.commits]))
-        metrics.round(self.stats())
+    def wasted(self) -> Mapping[str, int]:
+        """Drafted tokens that were refused, and those that were confirmed behind the answer's end."""
+        return {
+            "rejected": sum([commit.offered - commit.confirmed for commit in self.commits]),
+            "stop": sum([commit.confirmed - commit.kept for commit in self.commits]),
+        }
 
     def stats(self) -> RoundStats:
         """The round in numbers."""
