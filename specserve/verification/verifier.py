@@ -23,8 +23,7 @@ import torch
 
 from specserve.config import Config, EngineConfig
 from specserve.errors import ProtocolError
-from specserve.models import Backend
-from specserve.models._stretches import ragged
+from specserve.models import Backend, _memory
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling.constraint import restrict
@@ -151,7 +150,7 @@ class Verifier:
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         if not rows:
             return torch.empty(0, self._backend.vocab_size, device=self._backend.device)
-        logits = self._backend.forward(ragged([row.stretch for row in rows]))
+        logits = _memory.forward(self._backend, [row.stretch for row in rows])
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
         return logits
