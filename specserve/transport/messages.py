@@ -1,7 +1,9 @@
 """What crosses the wire, and its binary form. Nothing is ever unpickled.
 
 A batch of rows is columnar: one array per field, ragged fields flattened with a lengths array beside them. n rows,
-Σ over their lengths. Integers are int32 unless said otherwise; row ids are int64.
+Σ over their lengths. Integers are int32 unless said otherwise; row ids are int64; floats of a message are times in
+seconds. What arrives has these types and dimensions, and times from 0 on; whether lengths and values fit is for
+whoever takes it.
 
 Frames of a message: a msgpack map {"kind": class name, field: value, …} in which every array is described as
 [dtype, shape] and every record as the list of its fields (`records`); then the raw bytes of all small arrays in field
@@ -345,7 +347,14 @@ class Deltas(Message):
 
 # ---- binary form ----------------------------------------------------------------------------------------------
 
-_DTYPES = frozenset({"int32", "int64", "uint8", "bool", "float16", "float32"})
+_FORMS: dict[tuple[str, str], tuple[str, int]] = {
+    **{(kind, "rows"): ("int64", 1) for kind in ("Plan", "PlanAhead", "Verify", "Push", "Verdict", "Cannot", "Failed")},
+    **{("Push", name): ("bool", 1) for name in ("fed", "sampled")},
+    **{("Scores", name): ("float32", 1) for name in ("logprobs", "top_logprobs")},
+    ("Verify", "due"): ("bool", 1),
+    ("Dists", "rows"): ("uint8", 2),
+}
+"""Element type and dimensions of arrays, by record and field, where they are not ("int32", 1)."""
 
 _BUNDLES = (Dists, Scores)
 """Records that hold arrays."""
@@ -392,12 +401,12 @@ class _Buffers:
         self._at = 0
         self._large = list(reversed(large))
 
-    def take(self, dtype: str, shape: list[int]) -> Array:
-        """The next array. Raises ProtocolError for a type or shape that no message has, ValueError if it is cut."""
-        if dtype not in _DTYPES:
-            raise ProtocolError(f"array of type {dtype!r}")
-        if any(not isinstance(n, int) or n < 0 for n in shape):
-            raise ProtocolError(f"array of shape {shape!r}")
+    def take(self, form: tuple[str, int], dtype: str, shape: list[int]) -> Array:
+        """The next array, of this type and so many dimensions. Raises ProtocolError for another, ValueError if cut."""
+        if dtype != form[0]:
+            raise ProtocolError(f"array of type {dtype!r} where {form[0]} belongs")
+        if len(shape) != form[1] or any(not isinstance(n, int) or n < 0 for n in shape):
+            raise ProtocolError(f"array of shape {shape!r} where {form[1]} dimensions belong")
         count = math.prod(shape)
         size = count * np.dtype(dtype).itemsize
         if size >= _LARGE_BYTES:
@@ -423,7 +432,7 @@ def unpack(frames: Sequence[Buffer]) -> Message:
         if head.keys() != hints.keys():
             raise ProtocolError(f"{kind.__name__} with fields {sorted(head)}, expected {sorted(hints)}")
         buffers = _Buffers(frames[1], frames[2:])
-        values = {name: _value(hints[name], head[name], buffers) for name in hints}
+        values = {name: _value(kind, name, hints[name], head[name], buffers) for name in hints}
         buffers.finish()
         return kind(**values)
     except ProtocolError:
@@ -432,10 +441,13 @@ def unpack(frames: Sequence[Buffer]) -> Message:
         raise ProtocolError(f"damaged message: {type(error).__name__}: {error}") from None
 
 
-def _value(hint: Any, described: Any, buffers: _Buffers) -> Any:
+def _value(kind: type[Any], name: str, hint: Any, described: Any, buffers: _Buffers) -> Any:
     if hint == Array:
-        return buffers.take(*described)
+        return buffers.take(_FORMS.get((kind.__name__, name), ("int32", 1)), *described)
     if hint in _BUNDLES:
-        inner = field_types(hint).values()
-        return hint(*[_value(each, item, buffers) for each, item in zip(inner, described, strict=True)])
-    return decoder(hint)(described)
+        inner = field_types(hint).items()
+        return hint(*[_value(hint, *each, item, buffers) for each, item in zip(inner, described, strict=True)])
+    value = decoder(hint)(described)
+    if hint is float and not 0 <= value < math.inf:
+        raise ProtocolError(f"{kind.__name__}.{name} is {value}, not a time")
+    return value
