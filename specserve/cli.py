@@ -187,7 +187,7 @@ def _load_arguments(load: argparse.ArgumentParser) -> None:
 
 
 def _chaos_arguments(chaos: argparse.ArgumentParser) -> None:
-    kinds, roles = ("kill", "stop", "slow", "cut"), ("draft", "target", "coordinator", "ingress")
+    kinds, roles = ("kill", "stop", "slow", "cut", "starve"), ("draft", "target", "coordinator", "ingress")
     chaos.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="a profile of emulated devices, or demo")
     chaos.add_argument("--clients", type=int, default=32, help="streams at once; default: 32")
     chaos.add_argument("--seconds", type=float, default=120.0, help="how long faults come; default: 120")
