@@ -95,6 +95,8 @@ class Request:
     source names the one speculator that drafts for this request; None means the deployment's, behind the prediction
     where there is one. prediction holds the tokens that the client expects the answer to be, none if it expects
     nothing: they are drafts, and change no answer.
+    answer holds the tokens with which the answer begins, all of which the client has: those of a request that goes on
+    after its coordinator was lost. They count like tokens generated here.
     """
 
     id: RequestId
@@ -114,6 +116,7 @@ class Request:
     structured: Structured | None = None
     source: SourceName | None = None
     prediction: tuple[int, ...] = ()
+    answer: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class RequestStats:
 
     accepted_prediction_tokens of the answer are as the client's prediction said; rejected_prediction_tokens were
     taken from it as drafts, and the target wrote something else. A token may be taken, and rejected, several times.
+    What a lost coordinator did for the request counts too, except the wait in its queue, which nobody else knows.
     """
 
     prompt_tokens: int
@@ -166,7 +170,8 @@ class Delta:
     finish is set on the last delta of a request, exactly once, together with stats.
     stop_reason is the stop text or stop token id that ended it, if one did.
     logprobs has one entry per token where the request asked; prompt_logprobs, one per prompt token, come once, with
-    the request's first delta.
+    the request's first delta. accepted_prediction and rejected_prediction are this round's share of what the stats
+    count of the client's prediction.
     """
 
     request: RequestId
@@ -179,6 +184,8 @@ class Delta:
     failure: Failure | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
 
 
 @dataclass(frozen=True, slots=True)
