@@ -160,6 +160,7 @@ class Generation(ModelBody):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, pattern=REQUEST_ID)
+    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
 class CompletionBody(Generation):
