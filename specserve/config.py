@@ -224,7 +224,10 @@ class ServerConfig(Section):
     max_logprobs: int = Field(20, ge=0, le=20, description="alternatives beside each token")
     default_max_tokens: int = Field(16, ge=1, description="answer length of /v1/completions when none is asked for")
     max_n: int = Field(128, ge=1, description="answers to one prompt in one request")
-    request_timeout_s: float = Field(600.0, gt=0)
+    request_timeout_s: float = Field(600.0, gt=0, description="longest time for an answer; a request may ask for less")
+    sse_keepalive_s: float = Field(
+        0.0, ge=0, description="silence in a stream after which a comment is sent, for proxies in between; 0 sends none"
+    )
 
     @property
     def open_to_others(self) -> bool:

@@ -15,6 +15,7 @@ from specserve import config as configs
 from specserve import logs
 from specserve.api.app import create_app
 from specserve.cluster.actors import node_address
+from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.remote import Pipe, RemoteEngine
 from specserve.metrics import HttpMetrics, Snapshot
 from specserve.models.loading import prepare
@@ -22,7 +23,7 @@ from specserve.sampling.grammar import Grammars
 from specserve.text import Tokenizer
 from specserve.tracing import Tracer
 from specserve.transport.socket import Address
-from specserve.types import Health, ModelCard
+from specserve.types import Health, RequestId
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +59,8 @@ class Ingress:
         return app
 
     def _pipe(self) -> Pipe:
-        async def connect(ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
-            answer: tuple[Address, ModelCard] = await self._pipeline.connect_ingress.remote(ingress_id, address)
+        async def connect(name: str, address: Address, cursor: int) -> Welcome:
+            answer: Welcome = await self._pipeline.connect_ingress.remote(name, address, cursor)
             return answer
 
         async def health() -> Health:
@@ -78,7 +79,14 @@ class Ingress:
             answer: dict[str, Any] = await self._pipeline.timeline.remote()
             return answer
 
-        return Pipe(connect, health, metrics, status, timeline)
+        async def hold(request_id: RequestId) -> None:
+            call = self._pipeline.hold.remote(request_id)
+            try:
+                await call
+            finally:
+                call.cancel()
+
+        return Pipe(connect, health, metrics, status, timeline, hold)
 
     async def _report(self, metrics: HttpMetrics) -> None:
         """Hand in what this replica counted, so that a scrape of any replica tells of all."""

@@ -12,6 +12,7 @@ import ray
 
 from specserve import config as configs
 from specserve import drafting, logs
+from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.placement import plan
 from specserve.cluster.ray_metrics import Mirror
 from specserve.cluster.supervisor import Supervisor
@@ -20,7 +21,7 @@ from specserve.errors import ConfigError, Unavailable
 from specserve.metrics import Ledger, Snapshot
 from specserve.metrics.ledger import COORDINATOR
 from specserve.transport.socket import Address
-from specserve.types import Health, ModelCard
+from specserve.types import Health, RequestId
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Pipeline:
         logs.configure(self._config.log_format)
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._served = False
         self._failure: str | None = None
         self._ledger = Ledger(aliases=self._config.observe.vllm_aliases)
@@ -104,9 +106,17 @@ class Pipeline:
         if self._supervisor is not None:
             self._supervisor.check()
 
-    async def connect_ingress(self, ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
+    async def connect_ingress(self, name: str, address: Address, cursor: int) -> Welcome:
         """Wait until the pipeline serves, then open the way for one ingress. Raises Unavailable."""
-        return await (await self._serving()).connect_ingress(ingress_id, address)
+        return await (await self._serving()).connect_ingress(name, address, cursor)
+
+    async def hold(self, request_id: RequestId) -> None:
+        """Under way while a request is open, until the ingress cancels it: so Serve sees what this pipeline works on.
+
+        Tokens do not pass here, and a request whose call fails goes on.
+        """
+        del request_id
+        await self._stopped.wait()
 
     async def report_metrics(self, place: str, snapshot: Snapshot) -> None:
         """An ingress hands in its samples; every so often, and with each scrape."""
@@ -146,6 +156,7 @@ class Pipeline:
 
     async def stop(self) -> None:
         """End the children. Idempotent."""
+        self._stopped.set()
         self._life.cancel()
         self._collecting.cancel()
         if self._supervisor is not None:

@@ -40,6 +40,7 @@ class Commit:
     cut: Cut | None
     scores: RowScores
     gap_s: float | None = None  # since the request's last tokens before these
+    predicted: tuple[int, int] = (0, 0)  # tokens of the client's prediction that were accepted and rejected
 
     @property
     def finish(self) -> FinishReason | None:
@@ -70,6 +71,8 @@ class Commit:
             stop_reason=None if self.cut is None else self.cut.stop_reason,
             logprobs=self.scores[: len(self.tokens)],
             prompt_logprobs=state.report_prompt() if state.prompt_scores else (),
+            accepted_prediction=self.predicted[0],
+            rejected_prediction=self.predicted[1],
         )
 
 
@@ -204,5 +207,5 @@ class Committer:
                 return None
         if commit.tokens:
             commit.gap_s = state.tokens_came(self._clock())
-        state.take(commit.tokens, commit.offered, commit.kept)
+        commit.predicted = state.take(commit.tokens, commit.offered, commit.kept)
         return commit

@@ -193,6 +193,10 @@ class EngineMetrics:
         """Count a request that was not admitted, under the `code` of its error."""
         self._board.listed("specserve_requests_rejected_total", reason).inc()
 
+    def resumed(self) -> None:
+        """Count a request that came again."""
+        self._add("specserve_requests_resumed_total", 1)
+
     def refilled(self, count: int) -> None:
         """Count requests that the verifier could not go on with."""
         self._add("specserve_refills_total", count)

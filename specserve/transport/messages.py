@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from specserve.errors import ProtocolError
 from specserve.transport.records import decoder, encoder, field_types
-from specserve.types import Delta, Request, Sampling, Structured
+from specserve.types import Delta, Request, RequestStats, Sampling, Structured
 
 Array = npt.NDArray[Any]
 
@@ -351,9 +351,14 @@ class Beat(Message):
 @_register
 @dataclass(frozen=True, slots=True)
 class Submit(Message):
-    """A client's request enters."""
+    """A client's request enters.
+
+    before is what a request that was sent earlier has come to, as far as its ingress knows: it may have been lost on
+    the way or with a coordinator, or be running. One that runs here already is not taken twice.
+    """
 
     request: Request
+    before: RequestStats | None = None
 
 
 @_register
@@ -367,10 +372,19 @@ class Cancel(Message):
 @_register
 @dataclass(frozen=True, slots=True)
 class Deltas(Message):
-    """All that a round brought to one ingress. cursor counts these messages from 1."""
+    """All that a round brought to one ingress. cursor counts these messages from 1.
+
+    The ingress acknowledges them with its beats, whose `progress` is the last cursor that it has.
+    """
 
     cursor: int
     deltas: tuple[Delta, ...]
+
+
+@_register
+@dataclass(frozen=True, slots=True)
+class Reconnect(Message):
+    """Something that the ingress sent was lost on the way: it is to connect again, and then to send what is missing."""
 
 
 # ---- binary form ----------------------------------------------------------------------------------------------
