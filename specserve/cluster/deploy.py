@@ -31,9 +31,9 @@ def application(config: Config) -> Any:
     The app itself refuses what is over its limits, in OpenAI's words, so Serve lets more through than they allow.
     What drains has as long as a request may take: no update cuts a stream.
     """
-    tree = config.model_dump()
     drain_s = config.server.request_timeout_s + _LAST_WORDS_S
-    pipelines = _pipelines(config, drain_s).bind(tree)
+    pipelines = _pipelines(config, drain_s).bind(_of_pipelines(config))
+    tree = _without_counts(config)
     ledger = serve.deployment(
         LedgerKeeper, name=LEDGER, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
     ).bind(tree, pipelines)
@@ -46,6 +46,25 @@ def application(config: Config) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
         **_ingress_count(config),
     ).bind(tree, pipelines, ledger)
+
+
+_COUNTS = frozenset(
+    {
+        *("pipelines", "max_pipelines", "pipeline_load", "spare_pipelines", "ingress_replicas", "max_ingress_replicas"),
+        *("scale_up_after_s", "scale_down_after_s"),
+    }
+)
+_ROUTING = frozenset({"routing", "routing_slack"})
+
+
+def _without_counts(config: Config) -> dict[str, Any]:
+    """The settings without those that only Serve needs: where nothing else changes, an update restarts nothing."""
+    return config.model_dump(exclude={"cluster": _COUNTS})
+
+
+def _of_pipelines(config: Config) -> dict[str, Any]:
+    """The settings without those of the HTTP side, a change of which restarts no pipeline."""
+    return config.model_dump(exclude={"cluster": _COUNTS | _ROUTING, "server": True})
 
 
 def _pipelines(config: Config, drain_s: float) -> Any:
