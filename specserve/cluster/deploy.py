@@ -48,13 +48,11 @@ def application(config: Config) -> Any:
     ).bind(tree, pipelines, ledger)
 
 
-_COUNTS = frozenset(
-    {
-        *("pipelines", "max_pipelines", "pipeline_load", "spare_pipelines", "ingress_replicas", "max_ingress_replicas"),
-        *("scale_up_after_s", "scale_down_after_s"),
-    }
-)
-_ROUTING = frozenset({"routing", "routing_slack"})
+_COUNTS = {
+    *("pipelines", "max_pipelines", "pipeline_load", "spare_pipelines", "ingress_replicas", "max_ingress_replicas"),
+    *("scale_up_after_s", "scale_down_after_s"),
+}
+_ROUTING = {"routing", "routing_slack"}
 
 
 def _without_counts(config: Config) -> dict[str, Any]:

@@ -95,8 +95,9 @@ def nodes() -> Iterator[Any]:
         import ray
 
         shared = {"include_dashboard": False, "object_store_memory": 80 * 1024 * 1024}
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": base} | shared)
+        cluster = Cluster()
         try:
+            cluster.add_node(num_cpus=2, temp_dir=base, **shared)
             ray.init(cluster.address, namespace="specserve", log_to_driver=False, logging_level="ERROR")
             yield cluster
         finally:
