@@ -31,6 +31,7 @@ ROUTING = ("prefix", "least_loaded", "round_robin")
 SIDES = {"proxy": "ProxyActor", "ingress": "Ingress", "coordinator": "CoordinatorActor", "pipeline": "Pipeline"}
 """Kinds of process by a word in their titles."""
 
+_KV_BLOCKS = 16384
 _IDLE_S = 4.0
 _SETTLE_S = 1.0
 _TAIL_TOKENS = 16
@@ -89,6 +90,9 @@ def configured(options: Options, pipelines: int, routing: str = "prefix") -> Con
     settings = _device_profile.settings(options.profile) | {
         "server.port": 0,
         "server.max_inflight": 4096,
+        # As much KV as these prompts can fill; what the devices could hold takes this machine's memory.
+        "target.kv_blocks": _KV_BLOCKS,
+        "draft.model.kv_blocks": _KV_BLOCKS,
         "cluster.pipelines": pipelines,
         "cluster.routing": routing,
         "engine.max_requests": max(64, options.clients),
