@@ -96,6 +96,11 @@ class RemoteEngine:
             raise Unavailable("the engine is starting")
         return self._card
 
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be sent now."""
+        return self._channel is not None
+
     # ---- connection ---------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:

@@ -379,6 +379,11 @@ class Supervisor:
         """Take no new requests."""
         await result(self._coordinator.drain.remote(), _CALL_TIMEOUT_S)
 
+    async def open_requests(self) -> int:
+        """Sequences that run or wait, asked for now. Raises while the coordinator is away."""
+        state: CoordinatorState = await result(self._coordinator.state.remote(), _CALL_TIMEOUT_S)
+        return state.health.running + state.health.waiting
+
     async def stop(self) -> None:
         """End the children and give the bundles back. Idempotent."""
         self._cancel_tasks()
