@@ -16,6 +16,7 @@ from specserve.drafting.workspace import SparseDists, Workspace
 from specserve.errors import SpecserveError
 from specserve.local import LocalEngine, Parts
 from specserve.sampling import noise as noises
+from specserve.sampling.dists import process
 from specserve.text import Tokenizer
 from specserve.transport import PeerLost
 from specserve.transport.local import LocalChannel
@@ -98,13 +99,13 @@ def request(number: int, rule: str | None, *, length: int, depth: int | None = N
 # ---- distribution ------------------------------------------------------------------------------------------------
 
 
-def transitions(rule: str, tokens: int, kind=MarkovBackend, **options) -> np.ndarray:
+def transitions(rule: str, tokens: int, kind=MarkovBackend, *, top_p: float = 1.0, **options) -> np.ndarray:
     """Counts [from, to] over the tokens of many answers."""
     counts = np.zeros((VOCAB, VOCAB))
     with engine_of(kind, depth=4, **options) as engine:
         while counts.sum() < tokens:
             first = int(counts.sum())
-            batch = [request(first + i, rule, length=60) for i in range(256)]
+            batch = [request(first + i, rule, length=60, top_p=top_p) for i in range(256)]
             for asked, answer in zip(batch, engine.complete(batch), strict=True):
                 walk = np.array([asked.prompt[-1], *answer.tokens])
                 np.add.at(counts, (walk[:-1], walk[1:]), 1)
@@ -115,9 +116,12 @@ def transitions(rule: str, tokens: int, kind=MarkovBackend, **options) -> np.nda
     return counts
 
 
-def p_value(counts: np.ndarray) -> float:
-    """Of all transitions together: given the token before, each row is a multinomial sample."""
-    rows = torch.softmax(MarkovBackend(1).logits[0].double(), -1).numpy()
+def p_value(counts: np.ndarray, top_p: float = 1.0) -> float:
+    """Of all transitions together: given the token before, each row is a multinomial sample. 0 for what cannot be."""
+    ones = torch.ones(VOCAB)
+    rows = process(MarkovBackend(1).logits[0].clone(), ones, ones * top_p, ones.int() * 0, VOCAB).double().numpy()
+    if counts[rows == 0].any():
+        return 0.0
     expected = rows * counts.sum(1, keepdims=True)
     statistic = ((counts - expected) ** 2 / np.maximum(expected, 1e-9))[expected > 5].sum()
     return float(stats.chi2.sf(statistic, (expected > 5).sum() - VOCAB))

@@ -9,6 +9,7 @@ from rule_proofs import rule_noise
 from specserve.sampling.dists import draw
 from specserve.verification import block, exact, rejection
 from specserve.verification._draft_rows import DraftRows
+from specserve.verification._tree import DraftTree, follow
 
 RATIO_JUDGES = {"rejection": rejection.judge, "block": block.judge}
 
@@ -87,3 +88,29 @@ def test_a_row_ends_where_its_drafts_end() -> None:
         drafted = DraftRows.whole(torch.full((4, 3, 5), 0.2))
         kept, _ = rejection.judge(target, drafted, tokens, lengths, noise(4, 3))
         assert kept.tolist() == lengths.tolist()
+
+
+def test_links_of_a_drafted_tree() -> None:
+    """T3: parents −1 −1 0 0 1: 2 and 3 hang on 0, 4 on 1; each leaf is reached by its own path and by no other."""
+    tree = DraftTree(torch.tensor([[-1, -1, 0, 0, 1]]), torch.tensor([[10, 11, 12, 13, 12]]))
+    for leaf, path in {2: (10, 12), 3: (10, 13), 4: (11, 12)}.items():
+        assert walked(tree, path) == (leaf, 99)
+    assert walked(tree, (10, 11)) == (0, 11)
+    assert walked(tree, (12, 12)) == (-1, 12)
+
+
+def test_a_parent_behind_its_child_leads_nowhere() -> None:
+    """Nodes are in order: a child that stands before its parent is never kept, and the parent still is."""
+    tree = DraftTree(torch.tensor([[1, -1]]), torch.tensor([[12, 10]]))
+    assert walked(tree, (10, 12)) == (1, 12)
+
+
+def walked(tree: DraftTree, path: tuple[int, int]) -> tuple[int, int]:
+    """The last kept node and the token after it, where the target wants this path, and 99 behind it."""
+    choices = torch.full((1, tree.parents.shape[1] + 1), 99)
+    choices[0, 0] = path[0]
+    for node, (parent, token) in enumerate(zip(tree.parents[0].tolist(), tree.tokens[0].tolist(), strict=True)):
+        if (parent, token) == (-1, path[0]):
+            choices[0, node + 1] = path[1]
+    last, after = follow(choices, tree)
+    return int(last), int(after)
