@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import ray
 
 from specserve import config as configs
 from specserve import drafting, logs
-from specserve.cluster.placement import plan
+from specserve.cluster.placement import Placement, plan
 from specserve.cluster.ray_metrics import Mirror
 from specserve.cluster.supervisor import Supervisor
 from specserve.config import Config
@@ -25,6 +26,7 @@ from specserve.types import Health, ModelCard
 log = logging.getLogger(__name__)
 
 _COLLECT_S = 2.0
+_NODES_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,14 @@ class Pipeline:
         self._ready = asyncio.Event()
         self._served = False
         self._failure: str | None = None
+        self._waiting = "placing the pipeline"
         self._ledger = Ledger(aliases=self._config.observe.vllm_aliases)
         self._life = asyncio.ensure_future(self._run())
         self._collecting = asyncio.ensure_future(self._collect())
 
     async def _run(self) -> None:
         try:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            placement = plan(self._config, with_draft=_has_draft_worker(self._config), nodes=nodes)
-            self._supervisor = Supervisor(self._config, placement)
+            self._supervisor = Supervisor(self._config, await self._planned())
             await self._supervisor.start()
             self._served = True
             self._ready.set()
@@ -69,6 +70,19 @@ class Pipeline:
         except Exception as error:
             log.exception("the pipeline failed")
             self._fail(f"{type(error).__name__}: {error}")
+
+    async def _planned(self) -> Placement:
+        """The placement on the nodes there are, or, while that is allowed, on those that will have joined."""
+        deadline_s = time.monotonic() + self._config.cluster.wait_for_nodes_s
+        while True:
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            try:
+                return plan(self._config, with_draft=_has_draft_worker(self._config), nodes=nodes)
+            except ConfigError as error:
+                if time.monotonic() >= deadline_s:
+                    raise
+                self._waiting = f"waiting for nodes to join: {error.message}"
+            await asyncio.sleep(_NODES_POLL_S)
 
     def _fail(self, text: str) -> None:
         self._failure = text
@@ -91,7 +105,7 @@ class Pipeline:
         if self._failure is not None:
             return Health("dead", self._failure)
         if self._supervisor is None:
-            return Health("starting", "placing the pipeline")
+            return Health("starting", self._waiting)
         return self._supervisor.health
 
     async def check_health(self) -> None:
