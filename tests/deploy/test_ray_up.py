@@ -184,6 +184,12 @@ def test_draft_and_verifier_run_on_different_hosts(url, up):
         assert [other.name for other in up.hosts if running(other, title)] == [host.name]
 
 
+def test_the_way_between_hosts_was_measured(url, up):
+    """At least one worker is on another host than the coordinator; the log of the pipeline says how far away."""
+    search = "grep -rhoE '(draft|target) worker: [0-9.]+ ms to the coordinator' /tmp/ray/session_latest/logs/"
+    assert "ms to the coordinator" in "".join(up.shell(host, search) for host in up.hosts)
+
+
 def test_the_endpoint_asks_for_the_key(url):
     """The key that was copied to the machines is in force; metrics are open, as the Serve file says."""
     assert chat(url, "another-key").status_code == 401
