@@ -281,6 +281,9 @@ class ClusterConfig(Section):
     )
     scale_down_after_s: float = Field(600.0, ge=0, description="how long the load must ask for less before some drain")
     start_timeout_s: float = Field(600.0, gt=0)
+    wait_for_nodes_s: float = Field(
+        0.0, ge=0, description="longest wait for nodes to join that can hold the pipeline; 0 refuses at once"
+    )
     heartbeat_s: float = Field(0.2, gt=0)
     lost_after_s: float = Field(1.5, gt=0, description="silence after which a worker's process counts as lost")
     slow_link_s: float = Field(

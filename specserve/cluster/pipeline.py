@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from ray import serve
 from specserve import config as configs
 from specserve import drafting, logs
 from specserve.cluster.ingress_line import Welcome
-from specserve.cluster.placement import plan
+from specserve.cluster.placement import Placement, plan
 from specserve.cluster.scaling import LOAD
 from specserve.cluster.supervisor import Supervisor
 from specserve.config import Config
@@ -27,6 +28,7 @@ from specserve.types import Health, RequestId
 log = logging.getLogger(__name__)
 
 _DRAIN_LOOK_S = 0.25
+_NODES_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,12 @@ class Pipeline:
         self._stopped = asyncio.Event()
         self._served = False
         self._failure: str | None = None
+        self._waiting = "placing the pipeline"
         self._life = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
         try:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            placement = plan(self._config, with_draft=_has_draft_worker(self._config), nodes=nodes)
-            self._supervisor = Supervisor(self._config, placement)
+            self._supervisor = Supervisor(self._config, await self._planned())
             await self._supervisor.start()
             self._served = True
             self._ready.set()
@@ -70,6 +71,19 @@ class Pipeline:
         except Exception as error:
             log.exception("the pipeline failed")
             self._fail(f"{type(error).__name__}: {error}")
+
+    async def _planned(self) -> Placement:
+        """The placement on the nodes there are, or, while that is allowed, on those that will have joined."""
+        deadline_s = time.monotonic() + self._config.cluster.wait_for_nodes_s
+        while True:
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            try:
+                return plan(self._config, with_draft=_has_draft_worker(self._config), nodes=nodes)
+            except ConfigError as error:
+                if time.monotonic() >= deadline_s:
+                    raise
+                self._waiting = f"waiting for nodes to join: {error.message}"
+            await asyncio.sleep(_NODES_POLL_S)
 
     def _fail(self, text: str) -> None:
         self._failure = text
@@ -92,7 +106,7 @@ class Pipeline:
         if self._failure is not None:
             return Health("dead", self._failure)
         if self._supervisor is None:
-            return Health("starting", "placing the pipeline")
+            return Health("starting", self._waiting)
         return self._supervisor.health
 
     async def check_health(self) -> None:

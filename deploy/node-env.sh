@@ -1,0 +1,12 @@
+# What every shell on a node needs, the ones that start Ray above all. ~/.bashrc reads this; see setup-node.sh.
+export PATH="$HOME/specserve-venv/bin:$PATH"
+
+# Without the token of ~/.ray/auth_token nobody talks to Ray, and that is needed: talking to Ray is running code.
+export RAY_AUTH_MODE=token
+export RAY_USAGE_STATS_ENABLED=0
+
+# Keys of clients, with commas between; the endpoint asks for one of them once there is one.
+if [ -r "$HOME/.specserve/api_key" ]; then
+    SPECSERVE_API_KEY=$(cat "$HOME/.specserve/api_key")
+    export SPECSERVE_API_KEY
+fi
