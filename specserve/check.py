@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, cast
 from specserve import drafting, tracing
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError
-from specserve.models import _memory as _memory_plans
-from specserve.models._memory import told
+from specserve.models import _memory_plan
+from specserve.models._memory_plan import told
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,7 @@ def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeed
         full = blocks * block_tokens // described.context_length
         text = f"{blocks} KV blocks, {told(kv)}: {full} sequences of the full {described.context_length} positions"
         yield Finding(role, text)
-    needs.append(ModelNeeds(role, folder, device, _memory_plans.weight_bytes(folder, model), kv))
+    needs.append(ModelNeeds(role, folder, device, _memory_plan.weight_bytes(folder, model), kv))
 
 
 def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, device: torch.device) -> int:
@@ -155,9 +155,9 @@ def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, devic
     from specserve.models import loading
 
     vocab_size = int(loading.read_model_config(folder).get("vocab_size", 0))
-    weights = _memory_plans.weight_bytes(folder, model)
-    slots = _memory_plans.slot_bytes(config.draft, config.engine, vocab_size) if role == "draft" else 0
-    plan = _memory_plans.plan(config.engine, vocab_size, device, weights, slots)
+    weights = _memory_plan.weight_bytes(folder, model)
+    slots = _memory_plan.slot_bytes(config.draft, config.engine, vocab_size) if role == "draft" else 0
+    plan = _memory_plan.plan(config.engine, vocab_size, device, weights, slots)
     return replace(plan, free=plan.free - weights).kv_room(role, device)
 
 

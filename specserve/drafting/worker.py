@@ -22,7 +22,7 @@ from specserve.config import Config
 from specserve.drafting import Branch, Grown, Job, Speculator, Trunk
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
 from specserve.errors import ProtocolError
-from specserve.models import AtOnce, DraftHead, Hardware, _memory
+from specserve.models import AtOnce, DraftHead, Hardware, _memory_plan
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -324,7 +324,7 @@ def _failed(batch: int, reason: str) -> Failed:
 
 def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     """Load the draft that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    slots = partial(_memory.slot_bytes, config.draft, config.engine)
+    slots = partial(_memory_plan.slot_bytes, config.draft, config.engine)
     backend, info = load_backend(config.draft_model, "draft", config.engine, slots)
     speculator = folders.load("drafting", config.draft.speculator).build(config.draft, backend, info.vocab_size)
     head = backend if isinstance(backend, DraftHead) else None

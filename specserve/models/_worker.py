@@ -10,7 +10,7 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, NoRowStates, _invariance, _memory, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _invariance, _memory_plan, loading, vocabulary
 from specserve.types import WorkerInfo
 
 _log = logging.getLogger("specserve")
@@ -38,14 +38,14 @@ def load_backend(
     if role == "target" and name == loading.HEAD:
         raise ConfigError(f"{folder} holds a draft head, which cannot be a target; give it as draft.model.source")
     emulated, device = name == loading.EMULATED, loading.device_of(config)
-    weights = 0 if emulated else _memory.weight_bytes(folder, config)
+    weights = 0 if emulated else _memory_plan.weight_bytes(folder, config)
     if not emulated:
-        _memory.check_weights(role, weights, config, device)
+        _memory_plan.check_weights(role, weights, config, device)
     backend = cast(Backend, folders.load("models", name).build(config, folder))
     invariant = role == "target" and engine.batch_invariant
     if invariant:
         backend.make_batch_invariant()
-    plan = _memory.plan(engine, backend.vocab_size, backend.device, weights, slot_bytes(backend.vocab_size))
+    plan = _memory_plan.plan(engine, backend.vocab_size, backend.device, weights, slot_bytes(backend.vocab_size))
     room = plan.kv_room(role, backend.device)
     blocks = loading.derive_blocks(config, backend, engine.block_tokens, engine.max_requests, room)
     memory: Mapping[str, int] = {}
