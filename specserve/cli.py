@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     _pipeline_arguments(bench.add_parser("pipeline", help="what drafting ahead is worth, on emulated devices and Ray"))
     _load_arguments(bench.add_parser("load", help="what clients see under load, and what the HTTP side costs"))
     _chaos_arguments(bench.add_parser("chaos", help="kill, stop, slow and cut off processes under open streams"))
+    _scale_arguments(bench.add_parser("scale", help="throughput by number of pipelines, and ways of routing to them"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
     _gpu_arguments(bench.add_parser("gpu", help="one device, no Ray: checks, times of steps, and the whole pipeline"))
@@ -105,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         bench.add_parser("prefix", help="first tokens warm against cold, and what prompts cost the others")
     )
     _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
+    _metrics_arguments(bench.add_parser("metrics", help="throughput with metrics on against off, and with traces"))
     return parser
 
 
@@ -129,6 +131,17 @@ def _compare_arguments(compare: argparse.ArgumentParser) -> None:
     )
     compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     compare.set_defaults(verb=_compare)
+
+
+def _metrics_arguments(metrics: argparse.ArgumentParser) -> None:
+    _config_arguments(metrics)
+    metrics.add_argument("--passes", type=int, default=15, help="interleaved passes of each system; default: 15")
+    metrics.add_argument("--prompts", type=int, default=8, help="requests at once; default: 8")
+    metrics.add_argument("--max-tokens", type=int, default=32, help="tokens per answer, exactly; default: 32")
+    metrics.add_argument("--batch", type=_numbers, default=(1, 16, 64), help="coordinator's requests; default: 1,16,64")
+    metrics.add_argument("--rounds", type=int, default=400, help="coordinator's rounds of each system; default: 400")
+    metrics.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    metrics.set_defaults(verb=_metrics)
 
 
 def _acceptance_arguments(acceptance: argparse.ArgumentParser) -> None:
@@ -176,7 +189,7 @@ def _load_arguments(load: argparse.ArgumentParser) -> None:
 
 
 def _chaos_arguments(chaos: argparse.ArgumentParser) -> None:
-    kinds, roles = ("kill", "stop", "slow", "cut"), ("draft", "target", "coordinator", "ingress")
+    kinds, roles = ("kill", "stop", "slow", "cut", "starve"), ("draft", "target", "coordinator", "ingress")
     chaos.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="a profile of emulated devices, or demo")
     chaos.add_argument("--clients", type=int, default=32, help="streams at once; default: 32")
     chaos.add_argument("--seconds", type=float, default=120.0, help="how long faults come; default: 120")
@@ -203,6 +216,21 @@ def _speculators_arguments(speculators: argparse.ArgumentParser) -> None:
     speculators.add_argument("--max-tokens", type=int, default=96, help="tokens per answer, at most; default: 96")
     speculators.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     speculators.set_defaults(verb=_speculators)
+
+
+def _scale_arguments(scale: argparse.ArgumentParser) -> None:
+    scale.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="devices; default: qwen3-32b-0.6b-h100")
+    scale.add_argument("--pipelines", type=_numbers, default=(1, 2, 4), help="numbers of pipelines; default: 1,2,4")
+    scale.add_argument("--clients", type=int, default=16, help="clients for each pipeline; default: 16")
+    scale.add_argument("--seconds", type=float, default=10.0, help="length of each case; default: 10")
+    scale.add_argument("--max-tokens", type=int, default=128, help="longest answer; default: 128")
+    routing = ("prefix", "least_loaded", "round_robin")
+    scale.add_argument("--routing", type=_names, default=routing, help=f"ways of routing; default: {','.join(routing)}")
+    scale.add_argument("--routing-pipelines", type=int, default=2, help="pipelines to route to; default: 2")
+    scale.add_argument("--prefixes", type=int, default=8, help="shared beginnings of prompts; default: 8")
+    scale.add_argument("--prefix-tokens", type=int, default=1024, help="their length; default: 1024")
+    scale.add_argument("--json", type=Path, help="also write machine, versions, options and rows to this file")
+    scale.set_defaults(verb=_scale)
 
 
 def _rules_arguments(rules: argparse.ArgumentParser) -> None:
@@ -541,6 +569,23 @@ def _chaos(arguments: argparse.Namespace) -> int:
     return 1 if broken(outcome) else 0
 
 
+def _scale(arguments: argparse.Namespace) -> int:
+    from specserve.bench.report import check_json_path, show, write_json
+    from specserve.bench.scale import Options, measure
+
+    if arguments.json is not None:
+        check_json_path(arguments.json)
+    options = Options(**{name: getattr(arguments, name) for name in Options.__slots__})
+    results = measure(options, _progress)
+    show(f"{options.profile}: tokens/s, and shares of a core per process", results.throughput)
+    show(f"{options.prefixes} shared beginnings of {options.prefix_tokens} tokens", results.routing)
+    show("what larger deployments need, by the constants of this run", results.model)
+    if arguments.json is not None:
+        rows = [*results.throughput, *results.routing, *results.model]
+        write_json(arguments.json, {name: getattr(options, name) for name in options.__slots__}, rows)
+    return 0
+
+
 def _rules(arguments: argparse.Namespace) -> int:
     from specserve.bench.report import check_json_path, show, write_json
     from specserve.bench.rules import Options, measure
@@ -563,6 +608,22 @@ def _exactness(arguments: argparse.Namespace) -> int:
     show("what comes out, against the target's law; a rule that is exact has a p-value from 0 to 1 by chance", rows)
     for path in plot(rows, arguments.acceptance, arguments.plots) if arguments.plots is not None else ():
         print(f"wrote {path}")
+    return 0
+
+
+def _metrics(arguments: argparse.Namespace) -> int:
+    from specserve.bench.metrics import Options, measure
+    from specserve.bench.report import show, write_json
+
+    config = _runnable(arguments)
+    names = ("passes", "prompts", "max_tokens", "batch", "rounds")
+    options = Options(**{name: getattr(arguments, name) for name in names})
+    throughput, coordinator = measure(config, options, _progress)
+    show("whole engines, tokens per second", throughput)
+    show("the coordinator's own processor time for a round, drafting ahead", coordinator)
+    if arguments.json is not None:
+        settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in names}}
+        write_json(arguments.json, settings, [*throughput, *coordinator])
     return 0
 
 

@@ -229,7 +229,10 @@ class ServerConfig(Section):
     max_logprobs: int = Field(20, ge=0, le=20, description="alternatives beside each token")
     default_max_tokens: int = Field(16, ge=1, description="answer length of /v1/completions when none is asked for")
     max_n: int = Field(128, ge=1, description="answers to one prompt in one request")
-    request_timeout_s: float = Field(600.0, gt=0)
+    request_timeout_s: float = Field(600.0, gt=0, description="longest time for an answer; a request may ask for less")
+    sse_keepalive_s: float = Field(
+        0.0, ge=0, description="silence in a stream after which a comment is sent, for proxies in between; 0 sends none"
+    )
 
     @property
     def open_to_others(self) -> bool:
@@ -255,17 +258,47 @@ class ServerConfig(Section):
 
 
 class ClusterConfig(Section):
-    """How Ray hosts a pipeline."""
+    """How Ray hosts pipelines."""
 
     transport: Literal["socket", "ray"] = "socket"
     placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
-    ingress_replicas: int = Field(1, ge=1, le=64, description="HTTP processes in front of the pipeline")
+    pipelines: int = Field(1, ge=1, le=1024, description="pipelines, each a coordinator and workers of its own")
+    max_pipelines: int | None = Field(None, ge=1, le=1024, description="scale up to so many by load; None never does")
+    pipeline_load: float | None = Field(
+        None, gt=0, description="sequences for each pipeline that scaling aims at; None is engine.max_requests"
+    )
+    spare_pipelines: int = Field(
+        0, ge=0, description="pipelines for which there is room beside the others while an update replaces them"
+    )
+    routing: Literal["prefix", "least_loaded", "round_robin"] = Field(
+        "prefix",
+        description="which pipeline takes a request: the one with the longest prefix of its prompt, the idlest",
+    )
+    routing_slack: int = Field(
+        4, ge=0, description="requests that a pipeline may have above the idlest and still be taken for its prefix"
+    )
+    ingress_replicas: int = Field(1, ge=1, le=64, description="HTTP processes in front of the pipelines")
+    max_ingress_replicas: int | None = Field(
+        None, ge=1, le=64, description="scale up to so many by requests being answered; None never does"
+    )
+    scale_up_after_s: float = Field(
+        30.0, ge=0, description="how long the load must ask for more before more are started"
+    )
+    scale_down_after_s: float = Field(600.0, ge=0, description="how long the load must ask for less before some drain")
     start_timeout_s: float = Field(600.0, gt=0)
     heartbeat_s: float = Field(0.2, gt=0)
     lost_after_s: float = Field(1.5, gt=0, description="silence after which a worker's process counts as lost")
     slow_link_s: float = Field(
         0.001, gt=0, description="round trip between coordinator and worker that a warning is given from"
     )
+
+    @model_validator(mode="after")
+    def _scalable(self) -> ClusterConfig:
+        for least, most in (("pipelines", "max_pipelines"), ("ingress_replicas", "max_ingress_replicas")):
+            limit = getattr(self, most)
+            if limit is not None and limit < getattr(self, least):
+                raise ValueError(f"{most} {limit} is below {least} {getattr(self, least)}; raise it, or leave it out")
+        return self
 
 
 class SloConfig(Section):

@@ -15,6 +15,7 @@ SpecserveError                     500  internal_error
 │   ├── WrongContentType           415  unsupported_media_type
 │   └── HeadersTooLarge            431  headers_too_large
 ├── DeadlineExceeded               408  deadline_exceeded       the answer took longer than the deployment allows
+├── ClientTooSlow                  408  client_too_slow         the client does not read its answer
 ├── Overloaded                     429  queue_full              try again later
 │   └── KeyOverloaded              429  rate_limit_exceeded     one client has too many requests at once
 ├── Unavailable                    503  unavailable             starting, draining, or a worker is being replaced
@@ -143,6 +144,13 @@ class DeadlineExceeded(SpecserveError):
 
     status = 408
     code = "deadline_exceeded"
+
+
+class ClientTooSlow(SpecserveError):
+    """The client left too much of its answer unread; the request was cancelled."""
+
+    status = 408
+    code = "client_too_slow"
 
 
 class Overloaded(SpecserveError):

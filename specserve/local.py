@@ -121,16 +121,18 @@ class LocalEngine:
         *,
         progress: Callable[[str], None] = lambda _: None,
         parts: Parts | None = None,
+        metrics: EngineMetrics | None = None,
     ) -> None:
         """config is a Config, plain data with the same names, a YAML file, or None for the demo pair.
 
-        parts takes workers that are already loaded. Raises ConfigError.
+        parts takes workers that are already loaded; metrics counts instead of what a server has. Raises ConfigError.
         """
         self.config = _as_config(config)
         parts = load_parts(self.config, progress) if parts is None else parts
         self.tokenizer = parts.tokenizer
         self._grammars = Grammars(parts.tokenizer)
-        self._metrics = EngineMetrics(self.config.served_name, self.config.engine.depth, self.config.observe.slo)
+        served, depth = self.config.served_name, self.config.engine.depth
+        self._metrics = EngineMetrics(served, depth, self.config.observe.slo) if metrics is None else metrics
         self._metrics.configured(self.config, __version__)
         self._ledger = Ledger(aliases=self.config.observe.vllm_aliases)
         self._tracer = tracer_of(self.config.observe.tracing, "coordinator")

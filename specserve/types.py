@@ -99,6 +99,8 @@ class Request:
     nothing: they are drafts, and change no answer.
     trace is the W3C traceparent of the span that this request belongs to, None where nobody traces it.
     Requests of different cache_salt never share KV.
+    answer holds the tokens with which the answer begins, all of which the client has: those of a request that goes on
+    after its coordinator was lost. They count like tokens generated here.
     """
 
     id: RequestId
@@ -120,6 +122,7 @@ class Request:
     prediction: tuple[int, ...] = ()
     trace: str | None = None
     cache_salt: str = ""
+    answer: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class RequestStats:
     accepted_prediction_tokens of the answer are as the client's prediction said; rejected_prediction_tokens were
     taken from it as drafts, and the target wrote something else. A token may be taken, and rejected, several times.
     cached_tokens of the prompt were in the target's prefix cache, and were not computed.
+    What a lost coordinator did for the request counts too, except the wait in its queue, which nobody else knows.
     """
 
     prompt_tokens: int
@@ -174,7 +178,8 @@ class Delta:
     finish is set on the last delta of a request, exactly once, together with stats.
     stop_reason is the stop text or stop token id that ended it, if one did.
     logprobs has one entry per token where the request asked; prompt_logprobs, one per prompt token, come once, with
-    the request's first delta.
+    the request's first delta. accepted_prediction and rejected_prediction are this round's share of what the stats
+    count of the client's prediction.
     """
 
     request: RequestId
@@ -187,6 +192,8 @@ class Delta:
     failure: Failure | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
 
 
 @dataclass(frozen=True, slots=True)

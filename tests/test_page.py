@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import httpx
 import pytest
@@ -67,14 +69,20 @@ def test_sparks_are_as_high_as_their_share():
     assert spark([0, 0]) == "  "
 
 
+QUESTION = "Name three planets and say one thing about each."
 SAY = """(() => {{
   const set = (id, value) => {{ document.getElementById(id).value = value }};
-  set('message', 'once upon a time'); set('max-tokens', 24);
+  set('message', '{message}'); set('max-tokens', {tokens});
   const speculate = document.getElementById('speculate');
   if (speculate.checked !== {speculate}) speculate.click();
   document.getElementById('{button}').click();
 }})()"""
 LAST = "document.querySelector('.answers:last-child .answer:last-child .text')"
+
+
+def said(speculate: str, button: str, message: str = "once upon a time", tokens: int = 24) -> str:
+    """The script of a person who writes, sets both fields and presses a button."""
+    return SAY.format(message=message, tokens=tokens, speculate=speculate, button=button)
 
 
 def kinds(page) -> dict[str, int]:
@@ -91,17 +99,17 @@ def test_a_person_sees_where_tokens_come_from(url):
         page.open(f"{url}/", 1440, 900)
         page.until("document.getElementById('health').textContent == 'ok'")
         assert page.value("document.getElementById('key-field').offsetParent === null")
-        page.value(SAY.format(speculate="true", button="send"))
+        page.value(said(speculate="true", button="send"))
         page.until(f"!!{LAST} && !document.body.dataset.busy")
         assert kinds(page).keys() >= {"accepted", "bonus"}
         speculated = page.value(f"{LAST}.textContent")
         page.value("document.getElementById('clear').click()")
-        page.value(SAY.format(speculate="false", button="send"))
+        page.value(said(speculate="false", button="send"))
         page.until(f"!!{LAST} && !document.body.dataset.busy")
         assert kinds(page).keys() == {"plain"}
         assert page.value(f"{LAST}.textContent") == speculated
         page.value("document.getElementById('clear').click()")
-        page.value(SAY.format(speculate="true", button="both"))
+        page.value(said(speculate="true", button="both"))
         page.until("!!document.querySelector('.verdict')")
         assert page.value("document.querySelector('.verdict').textContent").startswith("✓ the same text")
         page.until("!!document.querySelector('#tokens path.line')")
@@ -118,3 +126,33 @@ def test_the_page_fits_the_screen(url, width):
         page.open(f"{url}/", width, 800, phone=width < 500)
         page.until("document.getElementById('health').textContent == 'ok'")
         assert page.value("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The demo pair with its trained draft."""
+    with LocalEngine({"target": {"context_length": 1024, "kv_memory_gib": 0.5}}) as engine, serving(engine) as address:
+        yield address
+
+
+@pytest.mark.full
+@pytest.mark.demo
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian: chromium) is not installed")
+@pytest.mark.parametrize(
+    ("name", "width", "height", "button"), [("page", 1440, 900, "both"), ("page-phone", 390, 844, "send")]
+)
+def test_the_page_can_be_shown_to_people(demo, name, width, height, button, tmp_path):
+    """A real answer at a desk and on a phone; kept in SPECSERVE_PICTURES where that names a folder."""
+    with browsing() as page:
+        page.open(f"{demo}/", width, height, phone=width < 500)
+        page.until("document.getElementById('health').textContent == 'ok'")
+        page.value(said("true", button, QUESTION, 40))
+        page.until(f"!!{LAST} && !document.body.dataset.busy", seconds=240)
+        page.until("!!document.querySelector('#tokens path.line')")
+        if width < 500:
+            page.value("window.scrollTo(0, document.body.scrollHeight)")
+        picture = Path(os.environ.get("SPECSERVE_PICTURES", tmp_path)) / f"{name}.png"
+        page.picture(picture)
+        assert page.messages == []
+        assert page.value("document.getElementById('key-field').offsetParent === null")
+    assert 5_000 < picture.stat().st_size < 300_000

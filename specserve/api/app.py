@@ -23,7 +23,8 @@ from specserve.api.access import Admission, HeaderLimit, Keys
 from specserve.api.body import read_object
 from specserve.api.document import document
 from specserve.api.errors import error_response
-from specserve.api.generate import EventStream, Job, collect, until_gone
+from specserve.api.event_stream import EventStream
+from specserve.api.generate import Job, collect, until_gone
 from specserve.api.jobs import Jobs
 from specserve.api.limits import BodyLimit, Envelope, rename, request_id_of
 from specserve.api.schemas import (
@@ -83,7 +84,14 @@ def _layers(config: Config, metrics: HttpMetrics, tracer: Tracer | None) -> list
         CORSMiddleware,
         allow_origins=server.cors_origins,
         allow_methods=("GET", "POST"),
-        allow_headers=("Authorization", "Content-Type", "X-Request-Id", "Traceparent", "Tracestate"),
+        allow_headers=(
+            "Authorization",
+            "Content-Type",
+            "X-Request-Id",
+            "Traceparent",
+            "Tracestate",
+            convert.TIMEOUT_HEADER,
+        ),
         expose_headers=("X-Request-Id", "Retry-After"),
         allow_credentials=False,  # keys travel in a header, which pages set themselves
     )
@@ -142,14 +150,16 @@ class _Api:
 
     async def completions(self, request: HttpRequest) -> Response:
         """Continue one or more prompts."""
-        deadline = self._deadline()
+        began = asyncio.get_running_loop().time()
         body = await self._generation(request, CompletionBody)
+        deadline = began + convert.time_limit(body, request.headers, self._config)
         return await self._answer(request, await self._jobs.completion(body, deadline), body)
 
     async def chat(self, request: HttpRequest) -> Response:
         """Answer a conversation."""
-        deadline = self._deadline()
+        began = asyncio.get_running_loop().time()
         body = await self._generation(request, ChatBody)
+        deadline = began + convert.time_limit(body, request.headers, self._config)
         return await self._answer(request, await self._jobs.chat(body, deadline), body)
 
     async def tokenize(self, request: HttpRequest) -> Response:
@@ -232,9 +242,6 @@ class _Api:
             return EventStream(job, self._engine, self._tokenizer, self.http)
         work = collect(job, self._engine, self._tokenizer)
         return JSONResponse(await until_gone(request.receive, work))
-
-    def _deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self._config.server.request_timeout_s
 
 
 async def _page(path: str) -> Response:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from specserve.api.schemas import ChatBody, CompletionBody, Generation
 from specserve.api.speculation import wish_of
@@ -17,6 +18,11 @@ Prompt = str | list[int]
 MAX_BAD_WORD = 256
 MAX_BIAS = 100.0
 MAX_DIGITS = 10
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+"""Header with the seconds that an answer may take, for clients that cannot set `timeout_s` in the body."""
+
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def check_model(name: str | None, card: ModelCard) -> None:
@@ -41,6 +47,28 @@ def check_options(body: Generation, config: Config) -> None:
             raise InvalidField("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise UnsupportedField("best_of is not supported by this server unless it equals n", param="best_of")
+
+
+def time_limit(body: Generation, headers: Mapping[str, str], config: Config) -> float:
+    """Seconds that the answer may take: the least of what body, header and server allow.
+
+    Raises InvalidField for a header that is no positive number of seconds.
+    """
+    asked = [config.server.request_timeout_s]
+    if body.timeout_s is not None:
+        asked.append(body.timeout_s)
+    text = headers.get(TIMEOUT_HEADER)
+    if text is not None:
+        asked.append(_seconds(text))
+    return min(asked)
+
+
+def _seconds(text: str) -> float:
+    match = _SECONDS.fullmatch(text.strip())
+    seconds = float(match[0]) if match else 0.0
+    if seconds <= 0:
+        raise InvalidField(f"the header {TIMEOUT_HEADER} must be a number of seconds above 0", param=TIMEOUT_HEADER)
+    return seconds
 
 
 def prompts_of(body: CompletionBody, config: Config) -> list[Prompt]:

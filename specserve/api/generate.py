@@ -1,4 +1,4 @@
-"""Running requests in the engine for one HTTP answer: merging their deltas, streaming, and noticing a client that left.
+"""Running requests in the engine for one HTTP answer: merging their deltas, and noticing a client that left.
 
 Every engine stream is closed on every way out, in the task that reads it, so that a cancelled or abandoned answer
 gives back within one delta what it held.
@@ -13,31 +13,30 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive
 
 from specserve.api import objects as out
 from specserve.api.answers import Answer
-from specserve.api.errors import ClientGone, as_specserve, error_body, failure_of
-from specserve.api.limits import request_id_of
+from specserve.api.errors import ClientGone, failure_of
 from specserve.api.objects import Head
 from specserve.api.origins import origins_field
 from specserve.api.shapes import Shape
 from specserve.api.tools import CallReader
 from specserve.errors import DeadlineExceeded, SpecserveError
-from specserve.metrics import HttpMetrics
 from specserve.templates import CallFormat
 from specserve.text import Tokenizer
 from specserve.types import Delta, EngineClient, Request
 
 T = TypeVar("T")
 
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One HTTP request for text, ready to run: a request per sequence. `deadline` is in the event loop's time.
+
+    A stream that is silent for keepalive_s seconds says so with a comment, 0 never.
 
     calls is how the answers write tool calls, None where none may.
     """
@@ -53,6 +52,7 @@ class Job:
     keep_stop: bool = False
     token_ids: bool = False
     calls: CallFormat | None = None
+    keepalive_s: float = 0.0
 
     def answers(self, tokenizer: Tokenizer) -> list[Answer]:
         """An answer to be filled for each sequence."""
@@ -88,9 +88,9 @@ async def events(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> AsyncG
         async for index, delta in deltas:
             chunks = _chunks(job, index, answers[index], delta, tokenizer, first=index not in opened)
             opened.add(index)
-            yield b"".join(_event(_with_usage(job, chunk, answers)) for chunk in chunks)
+            yield b"".join(event(_with_usage(job, chunk, answers)) for chunk in chunks)
     tail = [out.usage_chunk(job.head, job.shape, answers)] if job.include_usage else []
-    yield b"".join([*map(_event, tail), _DONE])
+    yield b"".join([*map(event, tail), DONE])
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -106,39 +106,6 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
         watcher.cancel()
         await asyncio.gather(task, watcher, return_exceptions=True)
-
-
-class EventStream(Response):
-    """Sends events as they come. What goes wrong before the first one is raised and so gets a real status."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, job: Job, engine: EngineClient, tokenizer: Tokenizer, metrics: HttpMetrics) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._job = job
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; raises ClientGone when the client leaves first."""
-        await until_gone(receive, self._send_all(send, request_id_of(scope)))
-
-    async def _send_all(self, send: Send, request_id: str) -> None:
-        async with aclosing(events(self._job, self._engine, self._tokenizer)) as source:
-            first = await anext(source)
-            await _send_to_client(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send_body(send, first)
-            try:
-                async for event in source:
-                    await _send_body(send, event)
-            except ClientGone:
-                raise
-            except Exception as error:
-                self._metrics.stream_failed()
-                await _send_body(send, _event(error_body(as_specserve(error), request_id)) + _DONE)
-            await _send_body(send, b"", more=False)
 
 
 def _deltas(job: Job, engine: EngineClient) -> AsyncGenerator[tuple[int, Delta], None]:
@@ -192,7 +159,7 @@ async def _next(source: AsyncIterator[Delta], deadline: float) -> Delta:
         async with asyncio.timeout_at(deadline):
             return await anext(source)
     except TimeoutError:
-        raise DeadlineExceeded("the answer took longer than this server allows; ask for fewer tokens") from None
+        raise DeadlineExceeded("the answer took longer than its time limit; ask for fewer tokens") from None
     except StopAsyncIteration:
         raise SpecserveError("the engine's stream ended without saying why") from None
 
@@ -236,20 +203,9 @@ def _with_usage(job: Job, chunk: dict[str, Any], answers: Sequence[Answer]) -> d
     return chunk | {"usage": None} if job.include_usage else chunk
 
 
-def _event(data: Mapping[str, Any]) -> bytes:
+def event(data: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n\n"
-
-
-async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
-    if body or not more:
-        await _send_to_client(send, {"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def _send_to_client(send: Send, message: Message) -> None:
-    try:
-        await send(message)
-    except OSError:  # how newer ASGI servers say that nobody listens any more
-        raise ClientGone from None
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -91,6 +91,7 @@ class Jobs:
             keep_stop=bool(body.include_stop_str_in_output),
             token_ids=bool(body.return_token_ids),
             calls=None if tools is None else tools.format,
+            keepalive_s=self._config.server.sse_keepalive_s,
         )
         if structured is not None:
             await asyncio.to_thread(self._check_structured, structured)

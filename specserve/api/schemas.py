@@ -161,6 +161,7 @@ class Generation(ModelBody):
     return_token_ids: bool | None = None
     request_id: str | None = Field(None, pattern=REQUEST_ID)
     cache_salt: str | None = Field(None, max_length=256)
+    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
 class CompletionBody(Generation):

@@ -178,20 +178,19 @@ def _inflict(kind: str, role: str, which: float, hold_s: float) -> Fault:
 
 def _pids(role: str) -> list[int]:
     """The processes of a role."""
-    from specserve.cluster.launch import pipeline_state
+    from specserve.cluster.launch import pipeline_states
 
     if role == "ingress":
         return titled("ServeReplica:specserve:Ingress")
-    state = pipeline_state()
-    return [] if state is None or role not in state.pids else [state.pids[role]]
+    return [state.pids[role] for state in pipeline_states() if role in state.pids]
 
 
 def _well(role: str, gone: int | None) -> bool:
     """All is well, and no process of the role is the one that had to go."""
-    from specserve.cluster.launch import pipeline_state
+    from specserve.cluster.launch import pipeline_states
 
-    state = pipeline_state()
-    if state is None or state.health.status != "ok":
+    states = pipeline_states()
+    if not states or any(state.health.status != "ok" for state in states):
         return False
     pids = _pids(role)
     enough = len(pids) >= (_INGRESSES if role == "ingress" else 1)

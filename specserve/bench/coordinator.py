@@ -12,7 +12,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median, quantiles
 from typing import Any
@@ -26,6 +26,7 @@ from specserve.coordinator.engine import Engine
 from specserve.errors import ConfigError
 from specserve.metrics import EngineMetrics
 from specserve.text import Tokenizer
+from specserve.tracing import Tracer
 from specserve.transport import Arrived
 from specserve.transport.messages import Dists, Message, Plan, PlanAhead, Push, PushAhead, Verdict, Verify
 from specserve.types import Request, RequestId, Sampling, WorkerInfo
@@ -39,6 +40,9 @@ _WARM_UP = 30
 
 _DRAWN = 7
 """What every drafted token is; guesses of a next token are one of those from here on, by rank."""
+
+_TRACE = f"00-{'ab' * 16}-{'cd' * 8}-01"
+"""The traceparent of every request, where there is a tracer."""
 
 _ROUND_S = 0.1
 _STEP_S = 0.001
@@ -138,7 +142,18 @@ def _cost(mode: Mode, temperature: float, batch: int, options: Options) -> tuple
 class Drive:
     """An engine with running requests, driven round by round."""
 
-    def __init__(self, mode: Mode, temperature: float, batch: int, options: Options) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        temperature: float,
+        batch: int,
+        options: Options,
+        metrics: EngineMetrics | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """metrics and tracer are told of all that happens; by default the metrics of a server are."""
+        self._metrics = EngineMetrics("bench", max_depth=mode.depth) if metrics is None else metrics
+        self._tracer = tracer
         answer = (options.rounds + _WARM_UP + 2) * (mode.depth + 1)
         self._now_s = 0.0
         self._spent_s = 0.0  # in this round, all in all
@@ -153,7 +168,8 @@ class Drive:
         self._engine = self._engine_of(mode, batch, options.context + answer + 64)
         for number in range(batch):
             prompt = tuple(np.random.default_rng(number).integers(_VOCAB, size=options.context).tolist())
-            self._engine.submit(Request(RequestId(str(number)), prompt, answer, Sampling(temperature)), "client")
+            request = Request(RequestId(str(number)), prompt, answer, Sampling(temperature))
+            self._engine.submit(request if tracer is None else replace(request, trace=_TRACE), "client")
         while not any(int(verify.due.sum()) == batch for verify in self._sent):
             self.round()
 
@@ -177,9 +193,10 @@ class Drive:
             drafter=_Wire(self._asked.append) if mode.depth else None,
             guesser=None,
             tokenizer=Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel()), end_tokens=frozenset()),
-            metrics=EngineMetrics("bench", max_depth=mode.depth),
+            metrics=self._metrics,
             sink=lambda owner, deltas: None,
             clock=lambda: self._now_s,
+            tracer=self._tracer,
         )
 
     def round(self) -> tuple[float, float]:

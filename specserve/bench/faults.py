@@ -3,8 +3,9 @@
 kill    SIGKILL
 stop    SIGSTOP until the process is replaced: a hang, as others see it
 slow    stopped for four fifths of the time
-cut     every connection of the data plane to and from the process is shut down, again and again, and the socket that
-        it listens on cannot be found: it lives, computes and answers Ray's calls, and no message gets through
+starve  nothing more can be allocated: the limit of the address space is what is used now, so that real calls fail
+cut     every connection of the data plane to and from the process is shut down, and the sockets that it and its peers
+        listen on cannot be found: it lives, computes and answers Ray's calls, and no message gets through
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import signal
 import socket
 import time
@@ -41,9 +43,7 @@ def stop(pid: int, seconds: float) -> None:
     """Stop the process for good; it is let go on only if nobody replaced it after a minute."""
     del seconds
     _signal(pid, signal.SIGSTOP)
-    deadline_s = time.monotonic() + _LONGEST_STOP_S
-    while alive(pid) and time.monotonic() < deadline_s:
-        time.sleep(_SLOW_PERIOD_S)
+    _while_alive(pid, _LONGEST_STOP_S)
     _signal(pid, signal.SIGCONT)
 
 
@@ -55,6 +55,35 @@ def slow(pid: int, seconds: float) -> None:
         time.sleep(_SLOW_SHARE * _SLOW_PERIOD_S)
         _signal(pid, signal.SIGCONT)
         time.sleep((1 - _SLOW_SHARE) * _SLOW_PERIOD_S)
+
+
+def starve(pid: int, seconds: float) -> None:
+    """Let every allocation fail that would take new memory from the system. Raises ConfigError if not allowed to."""
+    with contextlib.suppress(OSError, ProcessLookupError):  # the process is gone
+        used = 1024 * int(_status(pid, "VmSize"))
+        try:
+            before = resource.prlimit(pid, resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
+        except (PermissionError, ValueError):
+            raise ConfigError("limits of other processes cannot be set here; leave the fault `starve` out") from None
+        try:
+            _while_alive(pid, seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_AS, before)
+
+
+def _while_alive(pid: int, seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s and alive(pid):
+        time.sleep(_SLOW_PERIOD_S)
+
+
+def _status(pid: int, name: str) -> str:
+    """A number that the system tells of a process, e.g. VmSize or VmRSS in KiB. Raises OSError when it is gone."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split()[1]
+    raise ProcessLookupError(f"no {name} of process {pid}")
 
 
 def cut(pid: int, seconds: float) -> None:
@@ -71,7 +100,13 @@ def cut(pid: int, seconds: float) -> None:
                 os.rename(path + _HIDDEN, path)
 
 
-KINDS: Final[dict[str, Callable[[int, float], None]]] = {"kill": kill, "stop": stop, "slow": slow, "cut": cut}
+KINDS: Final[dict[str, Callable[[int, float], None]]] = {
+    "kill": kill,
+    "stop": stop,
+    "slow": slow,
+    "cut": cut,
+    "starve": starve,
+}
 """What can be done to a process, for so many seconds where it does not last by itself."""
 
 
@@ -99,16 +134,15 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _break_connections(pid: int) -> set[str]:
-    """Shut down what is connected, hide what listens; the paths that were hidden."""
+    """Hide what this process and its peers listen on, then shut down what is connected; the paths that were hidden."""
     hidden = set()
     for each in _data_sockets(pid):
-        if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            path = each.getsockname()
+        for path in _channel_paths(each):
             with contextlib.suppress(FileNotFoundError):  # it is hidden already
                 os.rename(path, path + _HIDDEN)
                 hidden.add(path)
-        else:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it only listens
+            if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 each.shutdown(socket.SHUT_RDWR)
     return hidden
 
@@ -124,7 +158,7 @@ def _data_sockets(pid: int) -> Iterator[socket.socket]:
             handle = _handle(process, number)
             if handle is not None:
                 with handle:
-                    if _is_ours(handle):
+                    if _channel_paths(handle):
                         yield handle
     finally:
         os.close(process)
@@ -150,15 +184,12 @@ def _handle(process: int, number: int) -> socket.socket | None:
     return None  # closed meanwhile
 
 
-def _is_ours(handle: socket.socket) -> bool:
-    if handle.family != socket.AF_UNIX:
-        return False
-    return any(_channel_path(name) for name in (handle.getsockname, handle.getpeername))
-
-
-def _channel_path(name: Callable[[], object]) -> bool:
-    try:
-        path = name()
-    except OSError:  # not connected
-        return False
-    return isinstance(path, str) and "/specserve-" in path and path.endswith("/in")
+def _channel_paths(handle: socket.socket) -> list[str]:
+    """The paths of `transport.socket` that a socket is bound or connected to; none for any other socket."""
+    found = []
+    for name in (handle.getsockname, handle.getpeername):
+        with contextlib.suppress(OSError):  # not connected
+            path = name() if handle.family == socket.AF_UNIX else ""
+            if isinstance(path, str) and "/specserve-" in path and path.endswith("/in"):
+                found.append(path)
+    return found

@@ -60,12 +60,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request as its client saw it; times are seconds. first_s is None where it was not answered."""
+    """One request as its client saw it; times are seconds. first_s is None where it was not answered.
+
+    prompt are its tokens, of which the server says that it had cached so many.
+    """
 
     first_s: float | None
     token_s: float | None = None
     tokens: int = 0
     events: int = 0
+    prompt: int = 0
+    cached: int = 0
 
 
 def measure(options: Options, progress: Progress) -> list[Row]:
@@ -154,7 +159,8 @@ async def _loaded(url: str, kind: str, size: float, options: Options) -> list[Ca
         prompts = random.Random(1)
 
         async def ask() -> Call:
-            return await _asked(client, prompts.choice(CHATS), options.max_tokens)
+            messages = [{"role": "user", "content": prompts.choice(CHATS)}]
+            return await asked(client, "chat/completions", {"messages": messages, "max_tokens": options.max_tokens})
 
         if kind == "closed":
             return await closed_loop(ask, int(size), options.seconds)
@@ -186,18 +192,15 @@ async def open_loop(
     return list(await asyncio.gather(*tasks))
 
 
-async def _asked(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Call:
-    body = {
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+async def asked(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Call:
+    """Stream the answer to this body from a path below /v1."""
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
     began_s = time.perf_counter()
     times: list[float] = []
-    tokens, ended_s = 0, None
+    usage: dict[str, Any] = {}
+    ended_s = None
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+        async with client.stream("POST", f"/v1/{path}", json=body) as reply:
             async for line in reply.aiter_lines():
                 if line == "data: [DONE]":
                     ended_s = time.perf_counter() - began_s
@@ -206,20 +209,27 @@ async def _asked(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> Cal
                 event = json.loads(line[6:])
                 if "error" in event:
                     return Call(None)
-                if any(choice["delta"].get("content") for choice in event["choices"]):
+                if any(choice.get("text") or choice.get("delta", {}).get("content") for choice in event["choices"]):
                     times.append(time.perf_counter())
-                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+                usage = event.get("usage") or usage
     except httpx.HTTPError:
         return Call(None)
+    tokens, prompt = usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     if not times:  # an answer may have no text at all: its end is then the first that a client sees
-        return Call(ended_s, None, tokens)
+        return Call(ended_s, None, tokens, 0, prompt, cached)
     per_token = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
-    return Call(times[0] - began_s, per_token, tokens, len(times))
+    return Call(times[0] - began_s, per_token, tokens, len(times), prompt, cached)
 
 
 def http_side_s() -> float:
     """Processor seconds so far of the proxy, ingress and coordinator that descend from this process."""
-    parents, used, named = {}, {}, set()
+    return sum(seconds for seconds, _ in process_s(_HTTP_SIDE).values())
+
+
+def process_s(names: Iterable[str]) -> dict[str, tuple[float, int]]:
+    """By name: processor seconds so far, and number, of the processes below this one with the name in their title."""
+    parents, used, titles = {}, {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -228,10 +238,10 @@ def http_side_s() -> float:
             except OSError:  # it ended meanwhile
                 continue
             pid = int(folder.name)
-            parents[pid], used[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
-            if any(name in title for name in _HTTP_SIDE):
-                named.add(pid)
-    return sum(used[pid] for pid in named if _descends(pid, parents)) / os.sysconf("SC_CLK_TCK")
+            parents[pid], used[pid], titles[pid] = int(fields[1]), int(fields[11]) + int(fields[12]), title
+    below = [pid for pid in titles if _descends(pid, parents)]
+    found = {name: [used[pid] for pid in below if name in titles[pid]] for name in names}
+    return {name: (sum(ticks) / os.sysconf("SC_CLK_TCK"), len(ticks)) for name, ticks in found.items()}
 
 
 def _descends(pid: int, parents: dict[int, int]) -> bool:

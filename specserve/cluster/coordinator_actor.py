@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 from specserve import __version__, drafting, logs
 from specserve import config as configs
 from specserve.cluster.actors import node_address
+from specserve.cluster.ingress_line import IngressLine, Welcome
 from specserve.cluster.link import Echo, EchoAddress
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import RayChannel
 from specserve.coordinator.engine import Engine
+from specserve.coordinator.ingresses import Ingresses
 from specserve.coordinator.loop import Loop
-from specserve.errors import ChannelError, Unavailable
+from specserve.errors import Unavailable
 from specserve.metrics import EngineMetrics, Snapshot
 from specserve.models import vocabulary
 from specserve.models.loading import prepare
@@ -26,8 +28,7 @@ from specserve.text import Tokenizer
 from specserve.timeline import chrome_trace
 from specserve.tracing import tracer_of
 from specserve.transport import Channel, Mailbox, PeerLost
-from specserve.transport.messages import Deltas
-from specserve.transport.socket import Address, Endpoint, Heart
+from specserve.transport.socket import Address, Endpoint
 from specserve.types import Delta, Failure, Health, ModelCard, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ T = TypeVar("T")
 
 _CLEAN_END_S = 5.0
 _ASK_S = 1.0
+_WELCOME_S = 10.0
 _SENDING_S = 0.25  # for the last words to leave; a channel that closes drops what it still holds
 
 
@@ -68,7 +70,7 @@ class CoordinatorState:
 
 
 class _WatchedMailbox(Mailbox):
-    """Keeps a note of every loss on its way to the loop, for the supervisor's poll and for cleaning up."""
+    """Keeps a note of every lost worker on its way to the loop, for the supervisor's poll."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,25 +79,9 @@ class _WatchedMailbox(Mailbox):
     def put(self, item: object) -> None:
         if isinstance(item, PeerLost):
             log.warning("lost %s (life %d): %s", item.peer, item.life, item.reason)
-            self.losses[item.peer] = item
+            if item.peer in _ROLES:
+                self.losses[item.peer] = item
         super().put(item)
-
-
-class _IngressLink:
-    """The way to one ingress: numbered batches of deltas, and a heart so that it can tell when we are gone."""
-
-    def __init__(self, endpoint: Endpoint, address: Address, heartbeat_s: float) -> None:
-        self._channel = endpoint.connect(address, "ingress")
-        self._heart = Heart(endpoint.connect(address, "ingress"), heartbeat_s, lambda: (0, False))
-        self._cursor = 0
-
-    def send(self, deltas: tuple[Delta, ...]) -> None:
-        self._cursor += 1
-        self._channel.send(Deltas(self._cursor, deltas))
-
-    def close(self) -> None:
-        self._heart.close()
-        self._channel.close()
 
 
 class CoordinatorActor:
@@ -111,7 +97,7 @@ class CoordinatorActor:
         self._metrics = EngineMetrics(self._config.served_name, self._config.engine.depth, self._config.observe.slo)
         self._metrics.configured(self._config, __version__)
         self._tracer = tracer_of(self._config.observe.tracing, "coordinator")
-        self._ingresses: dict[str, _IngressLink] = {}
+        self._ingresses = Ingresses(time.monotonic, lost_after_s)
         self._engine: Engine | None = None
         self._loop: Loop | None = None
         self._card: ModelCard | None = None
@@ -131,14 +117,16 @@ class CoordinatorActor:
     def start(self, target: Joined, draft: Joined | None) -> ModelCard:
         """Make the engine and begin to serve. Raises ConfigError when the workers' limits do not fit.
 
-        An engine that is here already, in a process that was given up but lives on, ends first.
+        An engine that is here already, in a process that was given up but lives on, ends first. Its ingresses hear
+        nothing of that: they find it silent, and bring their requests to the new one.
         """
-        self._end_engine("the coordinator was started anew")
+        self._end_engine(None)
+        self._ingresses = Ingresses(time.monotonic, self._config.cluster.lost_after_s)
         folder = prepare(self._config.target, log.info, role="target")
         if draft is not None:
             draft_folder = prepare(self._config.draft_model, log.info, role="draft")
             vocabulary.check(folder, draft_folder, target.info.vocab_size, draft.info.vocab_size)
-        # The other losses belong to lives before this engine.
+        # These belong to lives before this engine.
         self._mailbox.losses.clear()
         engine = Engine(
             self._config,
@@ -155,7 +143,7 @@ class CoordinatorActor:
             draft_life=0 if draft is None else draft.life,
             tracer=self._tracer,
         )
-        loop = Loop(engine, self._mailbox)
+        loop = Loop(engine, self._mailbox, self._ingresses)
         loop.start()
         self._engine, self._loop = engine, loop
         self._card = self._make_card(target.info, draft)
@@ -187,57 +175,51 @@ class CoordinatorActor:
         channel = self._channel(role, joined)
         loop.call(lambda: engine.attach(role, channel, joined.life, joined.info)).result()
 
-    def connect_ingress(self, ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
-        """Open the way between an ingress (a fresh id for every connection) and this engine."""
-        self._running()
+    def connect_ingress(self, name: str, there: Address, cursor: int) -> Welcome:
+        """Connect an ingress that has all deltas up to `cursor`, for the first time or again. Raises Unavailable.
+
+        name is the ingress's for as long as it lives; the life of the address counts its connections.
+        """
+        loop, _ = self._running()
+        return loop.call(lambda: self._welcome(loop, name, there, cursor)).result(timeout=_WELCOME_S)
+
+    def _welcome(self, loop: Loop, name: str, there: Address, cursor: int) -> Welcome:
+        lines: list[IngressLine] = []
+
+        def open_line() -> IngressLine:
+            lines.append(IngressLine(self._endpoint, name, there, self._config.cluster.heartbeat_s))
+            return lines[0]
+
+        known = loop.welcome(name, there.life, cursor, open_line)
         assert self._card is not None
-        self._forget_lost_ingresses()
-        self._ingresses[ingress_id] = _IngressLink(self._endpoint, address, self._config.cluster.heartbeat_s)
-        here = self._endpoint.accept(ingress_id, 0)
-        self._endpoint.expect(ingress_id)
-        return here, self._card
+        return Welcome(lines[0].here, self._card, None if known is None else tuple(known))
 
     def _running(self) -> tuple[Loop, Engine]:
         if self._loop is None or self._engine is None:
             raise Unavailable("the coordinator is starting")
         return self._loop, self._engine
 
-    def _end_engine(self, reason: str) -> None:
-        """Tell every open request why it ends, then end the loop."""
+    def _end_engine(self, reason: str | None) -> None:
+        """Tell every open request why it ends, or with no reason fall silent to their ingresses; then end the loop."""
         if self._loop is None or self._engine is None:
             return
-        loop, engine = self._loop, self._engine
+        loop, engine, ingresses = self._loop, self._engine, self._ingresses
         self._loop = self._engine = None
         try:
-            loop.call(lambda: engine.abandon(reason)).result(timeout=_CLEAN_END_S)
+            loop.call(ingresses.close if reason is None else lambda: engine.abandon(reason)).result(_CLEAN_END_S)
         except TimeoutError:
             log.warning("the engine's loop does not answer; its requests end without a word")
         loop.stop()
 
     def _deliver(self, owner: str, deltas: tuple[Delta, ...]) -> None:
-        link = self._ingresses.get(owner)
-        if link is None:
-            return
         if self._stopping:
             deltas = tuple(map(_as_unavailable, deltas))
-        try:
-            link.send(deltas)
-        except ChannelError as error:
-            self._mailbox.put(PeerLost(owner, 0, error.message))
-
-    def _forget_lost_ingresses(self) -> None:
-        for peer in [peer for peer in self._mailbox.losses if peer not in _ROLES]:
-            del self._mailbox.losses[peer]
-            self._endpoint.forget(peer)
-            link = self._ingresses.pop(peer, None)
-            if link is not None:
-                link.close()
+        self._ingresses.deliver(owner, deltas)
 
     # ---- what the supervisor asks -------------------------------------------------------------------------------
 
     def state(self) -> CoordinatorState:
         """Cheap, never raises."""
-        self._forget_lost_ingresses()
         silent = _ROLES & self._mailbox.losses.keys()
         hung = set() if self._engine is None else set(self._engine.away) - silent
         lost = tuple(sorted(silent | hung))
@@ -287,8 +269,7 @@ class CoordinatorActor:
         self._stopping = True
         self._end_engine("the server is shutting down")
         time.sleep(_SENDING_S)
-        for link in self._ingresses.values():
-            link.close()
+        self._ingresses.close()
         self._endpoint.close()
         if self._tracer is not None:
             self._tracer.close()

@@ -1,44 +1,113 @@
-"""The Serve application: a pipeline and an ingress in front of it."""
+"""The Serve application: pipelines, the ledger, and ingresses in front of them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from specserve.cluster.by_name import ByName
 from specserve.cluster.ingress import Ingress
-from specserve.cluster.pipeline import Pipeline
+from specserve.cluster.ledger_keeper import LedgerKeeper
+from specserve.cluster.pipeline import ServedPipeline
 from specserve.cluster.placement import INGRESS_CPUS
-from specserve.config import Config
+from specserve.cluster.scaling import by_load
+from specserve.config import ClusterConfig, Config
 
 APP_NAME = "specserve"
 PIPELINE = "Pipeline"
 INGRESS = "Ingress"
+LEDGER = "Ledger"
+
+_LAST_WORDS_S = 10.0
+_LOOK_BACK_S = 10.0
 
 
 def application(config: Config) -> Any:
-    """A `serve.Application` for this configuration: one pipeline, and as many ingresses as asked for.
+    """A `serve.Application` for this configuration.
 
     The app itself refuses what is over its limits, in OpenAI's words, so Serve lets more through than they allow.
+    What drains has as long as a request may take: no update cuts a stream.
     """
-    tree = config.model_dump()
-    pipeline = serve.deployment(
-        Pipeline,
-        name=PIPELINE,
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=1000,
-        max_constructor_retry_count=1,
-        health_check_period_s=2,
-        health_check_timeout_s=30,
-        graceful_shutdown_timeout_s=10,
-        graceful_shutdown_wait_loop_s=0.1,
-    ).bind(tree)
+    drain_s = config.server.request_timeout_s + _LAST_WORDS_S
+    pipelines = _pipelines(config, drain_s).bind(_of_pipelines(config))
+    tree = _without_counts(config)
+    ledger = serve.deployment(
+        LedgerKeeper, name=LEDGER, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
+    ).bind(tree, pipelines)
     return serve.deployment(
         Ingress,
         name=INGRESS,
-        num_replicas=config.cluster.ingress_replicas,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         max_ongoing_requests=2 * config.server.max_inflight + 1000,
-        graceful_shutdown_timeout_s=10,
+        graceful_shutdown_timeout_s=drain_s,
         graceful_shutdown_wait_loop_s=0.1,
-    ).bind(tree, pipeline)
+        **_ingress_count(config),
+    ).bind(tree, pipelines, ledger)
+
+
+_COUNTS = {
+    *("pipelines", "max_pipelines", "pipeline_load", "spare_pipelines", "ingress_replicas", "max_ingress_replicas"),
+    *("scale_up_after_s", "scale_down_after_s"),
+}
+_ROUTING = {"routing", "routing_slack"}
+
+
+def _without_counts(config: Config) -> dict[str, Any]:
+    """The settings without those that only Serve needs: where nothing else changes, an update restarts nothing."""
+    return config.model_dump(exclude={"cluster": _COUNTS})
+
+
+def _of_pipelines(config: Config) -> dict[str, Any]:
+    """The settings without those of the HTTP side, a change of which restarts no pipeline."""
+    return config.model_dump(exclude={"cluster": _COUNTS | _ROUTING, "server": True})
+
+
+def _pipelines(config: Config, drain_s: float) -> Any:
+    cluster = config.cluster
+    return serve.deployment(
+        ServedPipeline,
+        name=PIPELINE,
+        ray_actor_options={"num_cpus": 0},
+        # One call stays open for each request (`Pipeline.hold`); none may make another one wait.
+        max_ongoing_requests=1_000_000,
+        max_constructor_retry_count=1,
+        health_check_period_s=2,
+        health_check_timeout_s=30,
+        graceful_shutdown_timeout_s=drain_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        max_surge_percent=min(100, math.ceil(100 * cluster.spare_pipelines / cluster.pipelines)),
+        request_router_config=RequestRouterConfig(request_router_class=ByName),
+        **_pipeline_count(config),
+    )
+
+
+def _pipeline_count(config: Config) -> dict[str, Any]:
+    cluster = config.cluster
+    if cluster.max_pipelines is None:
+        return {"num_replicas": cluster.pipelines}
+    load = cluster.pipeline_load or config.engine.max_requests
+    policy = AutoscalingPolicy(policy_function=by_load)
+    return {"autoscaling_config": _scaling(cluster, cluster.pipelines, cluster.max_pipelines, load, policy=policy)}
+
+
+def _ingress_count(config: Config) -> dict[str, Any]:
+    cluster = config.cluster
+    if cluster.max_ingress_replicas is None:
+        return {"num_replicas": cluster.ingress_replicas}
+    load = config.server.max_inflight / 2  # room for what comes while another one starts
+    return {"autoscaling_config": _scaling(cluster, cluster.ingress_replicas, cluster.max_ingress_replicas, load)}
+
+
+def _scaling(cluster: ClusterConfig, least: int, most: int, load: float, **more: Any) -> AutoscalingConfig:
+    return AutoscalingConfig(
+        min_replicas=least,
+        max_replicas=most,
+        target_ongoing_requests=load,
+        look_back_period_s=_LOOK_BACK_S,
+        upscale_delay_s=cluster.scale_up_after_s,
+        downscale_delay_s=cluster.scale_down_after_s,
+        **more,
+    )

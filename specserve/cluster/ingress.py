@@ -1,4 +1,4 @@
-"""The Serve deployment that speaks HTTP: the FastAPI app of `api` on a `RemoteEngine`."""
+"""The Serve deployment that speaks HTTP: the FastAPI app of `api` on a `RoutingEngine`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from specserve import config as configs
 from specserve import logs
 from specserve.api.app import create_app
 from specserve.cluster.actors import node_address
+from specserve.cluster.fleet import Fleet
+from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.remote import Pipe, RemoteEngine
+from specserve.cluster.routing import Router
+from specserve.cluster.routing_engine import RoutingEngine
 from specserve.metrics import HttpMetrics, Snapshot
 from specserve.models.loading import prepare
 from specserve.sampling.grammar import Grammars
 from specserve.text import Tokenizer
 from specserve.tracing import Tracer
 from specserve.transport.socket import Address
-from specserve.types import Health, ModelCard
+from specserve.types import Health, RequestId
 
 log = logging.getLogger(__name__)
 
@@ -31,22 +35,31 @@ _REPORT_S = 1.0
 
 @serve.ingress()
 class Ingress:
-    """HTTP in front of one pipeline. Replicas are independent of each other."""
+    """HTTP in front of all pipelines. Replicas are independent of each other."""
 
-    def __init__(self, config_tree: dict[str, Any], pipeline: Any) -> None:
+    def __init__(self, config_tree: dict[str, Any], pipelines: Any, ledger: Any) -> None:
         self._config = configs.parse(config_tree)
         logs.configure(self._config.log_format)
-        self._pipeline = pipeline
-        self._engine: RemoteEngine | None = None
+        self._fleet = Fleet(pipelines)
+        self._ledger = ledger
+        self._engine: RoutingEngine | None = None
         self._place = f"ingress-{uuid.uuid4().hex}"
         self._reporting: asyncio.Task[None] | None = None
         self._tracer: Tracer | None = None
 
     async def __serve_build_asgi_app__(self) -> Any:
-        """Called by Serve after the constructor. Waits for the pipeline; raises Unavailable if it never starts."""
+        """Called by Serve after the constructor. Waits until one pipeline serves."""
         node_id, host = node_address()
-        self._engine = RemoteEngine(self._config, self._pipe(), host=host, node_id=node_id)
-        await self._engine.connect()
+
+        def join(name: str) -> RemoteEngine:
+            return RemoteEngine(self._config, self._pipe(name), host=host, node_id=node_id)
+
+        cluster = self._config.cluster
+        block_tokens = self._config.engine.block_tokens
+        router = Router(cluster.routing, block_tokens=block_tokens, slack=cluster.routing_slack)
+        self._engine = RoutingEngine(router, self._fleet.names, join)
+        await self._fleet.any().name.remote()
+        await self._engine.start()
         # The coordinator answered, so the target's folder is prepared at least on its node.
         folder = await asyncio.to_thread(prepare, self._config.target, log.info)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
@@ -57,34 +70,43 @@ class Ingress:
         self._reporting = asyncio.ensure_future(self._report(app.state.metrics))
         return app
 
-    def _pipe(self) -> Pipe:
-        async def connect(ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
-            answer: tuple[Address, ModelCard] = await self._pipeline.connect_ingress.remote(ingress_id, address)
+    def _pipe(self, name: str) -> Pipe:
+        pipeline = self._fleet.at(name)
+
+        async def connect(ingress_id: str, address: Address, cursor: int) -> Welcome:
+            answer: Welcome = await pipeline.connect_ingress.remote(ingress_id, address, cursor)
             return answer
 
         async def health() -> Health:
-            answer: Health = await self._pipeline.health.remote()
+            answer: Health = await pipeline.health.remote()
             return answer
 
         async def metrics(own: Snapshot) -> str:
-            answer: str = await self._pipeline.metrics.remote(self._place, own)
+            answer: str = await self._ledger.metrics.remote(self._place, own)
             return answer
 
         async def status() -> dict[str, Any]:
-            answer: dict[str, Any] = await self._pipeline.status.remote()
+            answer: dict[str, Any] = await pipeline.status.remote()
             return answer
 
         async def timeline() -> dict[str, Any]:
-            answer: dict[str, Any] = await self._pipeline.timeline.remote()
+            answer: dict[str, Any] = await pipeline.timeline.remote()
             return answer
 
-        return Pipe(connect, health, metrics, status, timeline)
+        async def hold(request_id: RequestId) -> None:
+            call = pipeline.hold.remote(request_id)
+            try:
+                await call
+            finally:
+                call.cancel()
+
+        return Pipe(connect, health, metrics, status, timeline, hold)
 
     async def _report(self, metrics: HttpMetrics) -> None:
         """Hand in what this replica counted, so that a scrape of any replica tells of all."""
         while True:
-            with contextlib.suppress(Exception):  # a pipeline that is being replaced hears of it the next time
-                await self._pipeline.report_metrics.remote(self._place, metrics.snapshot())
+            with contextlib.suppress(Exception):  # a ledger that is being replaced hears of it the next time
+                await self._ledger.report_metrics.remote(self._place, metrics.snapshot())
             await asyncio.sleep(_REPORT_S)
 
     async def __del__(self) -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from specserve import drafting, folders, tracing
 from specserve.cluster.deploy import APP_NAME, PIPELINE, application
+from specserve.cluster.fleet import Fleet
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
 from specserve.config import Config, unkeyed
@@ -46,7 +47,7 @@ def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> No
 def _serve(config: Config, stopping: threading.Event, ray_address: str | None, out: TextIO) -> None:
     # Ray replaces signal handlers when it starts, so ours go in once more behind it.
     with (
-        _ray(ray_address, config.cluster.ingress_replicas),
+        _ray(ray_address, config),
         _signals(stopping),
         deployed(config, stopping, _Display(), own_ray=ray_address is None) as up,
     ):
@@ -85,8 +86,14 @@ def with_port(config: Config) -> Config:
     return config
 
 
-def _ray(address: str | None, ingresses: int) -> contextlib.AbstractContextManager[None]:
-    return local_ray(ingresses) if address is None else _existing_ray(address)
+def _ray(address: str | None, config: Config) -> contextlib.AbstractContextManager[None]:
+    return _own_ray(config) if address is None else _existing_ray(address)
+
+
+def _own_ray(config: Config) -> contextlib.AbstractContextManager[None]:
+    cluster = config.cluster
+    most = cluster.max_pipelines or cluster.pipelines + cluster.spare_pipelines
+    return local_ray(cluster.max_ingress_replicas or cluster.ingress_replicas, most)
 
 
 @contextlib.contextmanager
@@ -130,8 +137,7 @@ def _application(config: Config) -> Iterator[None]:
         serve.run_many([target], wait_for_applications_running=False)
         yield
     finally:
-        with contextlib.suppress(Exception):
-            _pipeline().stop.remote().result(timeout_s=_STOP_S)
+        _ask_all("stop", timeout_s=_STOP_S)
         serve.delete(APP_NAME)
 
 
@@ -143,7 +149,7 @@ def running(config: Config) -> Iterator[tuple[str, Config]]:
     """
     config = with_port(unkeyed(config))
     check_config(config, models_here=True)
-    with _own_stdout(), local_ray(config.cluster.ingress_replicas), deployed(config, threading.Event()):
+    with _own_stdout(), _own_ray(config), deployed(config, threading.Event()):
         yield f"http://{config.server.host}:{config.server.port}", config
 
 
@@ -152,49 +158,63 @@ def _wait(config: Config, stopping: threading.Event, display: _Display) -> bool:
     deadline_s = time.monotonic() + config.cluster.start_timeout_s
     with display:
         while not stopping.wait(_POLL_S):
-            state = pipeline_state()
-            if state is not None:
-                display.show(state.progress)
-                if state.failure is not None:
-                    raise ConfigError(state.failure)
+            states = pipeline_states()
+            display.show(_progress(states))
+            _raise_failure(states)
             app = serve.status().applications.get(APP_NAME)
-            if app is not None and app.status == "RUNNING":
+            if app is not None and app.status == "RUNNING" and all(state.ready for state in states):
                 return True
             if app is not None and app.status == "DEPLOY_FAILED":
-                state = pipeline_state()
-                own = None if state is None else state.failure
-                raise ConfigError(own or f"the application did not start: {app.message}")
+                _raise_failure(pipeline_states())
+                raise ConfigError(f"the application did not start: {app.message}")
             if time.monotonic() > deadline_s:
                 raise ConfigError(f"not ready after cluster.start_timeout_s = {config.cluster.start_timeout_s:g} s")
     return False
 
 
-def pipeline_state() -> PipelineState | None:
-    """What the pipeline says about itself; None while it does not answer."""
-    try:
-        state: PipelineState = _pipeline().state.remote().result(timeout_s=2)
-    except Exception:  # the replica is not there yet, or is being replaced
-        return None
-    return state
+def _progress(states: list[PipelineState]) -> dict[str, str]:
+    """What each worker does; with several pipelines, numbered by pipeline."""
+    if len(states) == 1:
+        return states[0].progress
+    return {f"{role} {n}": doing for n, state in enumerate(states, 1) for role, doing in state.progress.items()}
 
 
-def _pipeline() -> Any:
-    return serve.get_deployment_handle(PIPELINE, APP_NAME)
+def _raise_failure(states: list[PipelineState]) -> None:
+    for state in states:
+        if state.failure is not None:
+            raise ConfigError(state.failure)
+
+
+def pipeline_states() -> list[PipelineState]:
+    """What the pipelines say about themselves; those that do not answer, starting or being replaced, are left out."""
+    return _ask_all("state", timeout_s=2)
+
+
+def _ask_all(method: str, timeout_s: float) -> list[Any]:
+    """The answers of all pipelines, asked at the same time."""
+    answers = []
+    with contextlib.suppress(Exception):  # there is none yet
+        fleet = Fleet(serve.get_deployment_handle(PIPELINE, APP_NAME))
+        fleet.any().name.remote().result(timeout_s=2)
+        calls = [getattr(fleet.at(name), method).remote() for name in fleet.names()]
+        for call in calls:
+            with contextlib.suppress(Exception):
+                answers.append(call.result(timeout_s=timeout_s))
+    return answers
 
 
 def drain() -> None:
     """Take no new requests and give running ones a bounded time to end."""
-    with contextlib.suppress(Exception):
-        _pipeline().drain.remote().result(timeout_s=2)
+    _ask_all("drain", timeout_s=2)
     deadline_s = time.monotonic() + _DRAIN_S
     told = False
     while time.monotonic() < deadline_s:
-        state = pipeline_state()
-        if state is None or state.health.running + state.health.waiting == 0:
+        left = sum(state.health.running + state.health.waiting for state in pipeline_states())
+        if left == 0:
             return
         if not told:
             told = True
-            _tell(f"draining {state.health.running + state.health.waiting} request(s), up to {_DRAIN_S:g} s")
+            _tell(f"draining {left} request(s), up to {_DRAIN_S:g} s")
         time.sleep(_POLL_S)
 
 
@@ -208,14 +228,12 @@ def _warn(config: Config) -> None:
 
 def _tell_workers() -> None:
     """Where each worker runs, and what it holds there."""
-    state = pipeline_state()
-    for role, doing in ({} if state is None else state.progress).items():
+    for role, doing in _progress(pipeline_states()).items():
         _tell(f"{role}: {doing}")
 
 
 def _warn_of_links() -> None:
-    state = pipeline_state()
-    for line in () if state is None else state.warnings:
+    for line in dict.fromkeys(line for state in pipeline_states() for line in state.warnings):
         _tell(f"warning: {line}")
 
 

@@ -38,14 +38,14 @@ _QUIET: dict[str, str | None] = {
 }
 
 
-def logical_cpus(ingresses: int = 1) -> int:
-    """CPUs that Ray shall count: the machine's, or what a pipeline and its ingresses ask for on a smaller one."""
-    needed = COORDINATOR_CPUS + ingresses * INGRESS_CPUS + 2 * WORKER_CPUS
+def logical_cpus(ingresses: int = 1, pipelines: int = 1) -> int:
+    """CPUs that Ray shall count: the machine's, or what pipelines and ingresses ask for on a smaller one."""
+    needed = ingresses * INGRESS_CPUS + pipelines * (COORDINATOR_CPUS + 2 * WORKER_CPUS)
     return max(os.cpu_count() or 1, int(-(-needed // 1)))
 
 
 @contextlib.contextmanager
-def local_ray(ingresses: int = 1) -> Iterator[None]:
+def local_ray(ingresses: int = 1, pipelines: int = 1) -> Iterator[None]:
     """Start Ray, with room for so many, and at the end see that every process and file of it is gone."""
     remove_orphans()
     folder = _own_folder()
@@ -57,7 +57,7 @@ def local_ray(ingresses: int = 1) -> Iterator[None]:
     try:
         with _environment(variables):
             try:
-                _start(_below(folder, "r"), logical_cpus(ingresses))
+                _start(_below(folder, "r"), logical_cpus(ingresses, pipelines))
                 yield
             finally:
                 started = processes.descendants() - before

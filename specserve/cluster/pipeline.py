@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray import serve
 
 from specserve import config as configs
 from specserve import drafting, logs
+from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.placement import plan
-from specserve.cluster.ray_metrics import Mirror
+from specserve.cluster.scaling import LOAD
 from specserve.cluster.supervisor import Supervisor
 from specserve.config import Config
 from specserve.errors import ConfigError, Unavailable
-from specserve.metrics import Ledger, Snapshot
-from specserve.metrics.ledger import COORDINATOR
+from specserve.metrics import Snapshot
 from specserve.transport.socket import Address
-from specserve.types import Health, ModelCard
+from specserve.types import Health, RequestId
 
 log = logging.getLogger(__name__)
 
-_COLLECT_S = 2.0
+_DRAIN_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,10 @@ class Pipeline:
         logs.configure(self._config.log_format)
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._served = False
         self._failure: str | None = None
-        self._ledger = Ledger(aliases=self._config.observe.vllm_aliases)
         self._life = asyncio.ensure_future(self._run())
-        self._collecting = asyncio.ensure_future(self._collect())
 
     async def _run(self) -> None:
         try:
@@ -104,33 +105,31 @@ class Pipeline:
         if self._supervisor is not None:
             self._supervisor.check()
 
-    async def connect_ingress(self, ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
+    async def connect_ingress(self, name: str, address: Address, cursor: int) -> Welcome:
         """Wait until the pipeline serves, then open the way for one ingress. Raises Unavailable."""
-        return await (await self._serving()).connect_ingress(ingress_id, address)
+        return await (await self._serving()).connect_ingress(name, address, cursor)
 
-    async def report_metrics(self, place: str, snapshot: Snapshot) -> None:
-        """An ingress hands in its samples; every so often, and with each scrape."""
-        self._ledger.take(place, snapshot)
+    async def hold(self, request_id: RequestId) -> None:
+        """Under way while a request is open, until the ingress cancels it: so Serve sees what this pipeline works on.
 
-    async def metrics(self, place: str, snapshot: Snapshot) -> str:
-        """Prometheus text of all processes; of a coordinator that is away, what it said last."""
-        self._ledger.take(place, snapshot)
-        await self._ask_coordinator()
-        return self._ledger.render()
+        Tokens do not pass here, and a request whose call fails goes on.
+        """
+        del request_id
+        await self._stopped.wait()
 
-    async def _ask_coordinator(self) -> None:
-        snapshot = None if self._supervisor is None else await self._supervisor.metrics()
-        if snapshot is not None:
-            self._ledger.take(COORDINATOR, snapshot)
+    async def name(self) -> str:
+        """The name under which `Fleet` finds this replica."""
+        name: str = serve.get_replica_context().replica_id.unique_id
+        return name
 
-    async def _collect(self) -> None:
-        """What a coordinator counted since the last look is lost when it dies: look often."""
-        mirror = Mirror() if self._config.observe.ray_metrics else None
-        while True:
-            await asyncio.sleep(_COLLECT_S)
-            await self._ask_coordinator()
-            if mirror is not None:
-                mirror.show(self._ledger.values())
+    async def snapshot(self) -> Snapshot | None:
+        """The coordinator's samples; None while there is none."""
+        return None if self._supervisor is None else await self._supervisor.metrics()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve where pipelines are scaled."""
+        health = await self.health()
+        return {LOAD: float(health.running + health.waiting)}
 
     async def status(self) -> dict[str, Any]:
         """What the status page shows."""
@@ -146,8 +145,8 @@ class Pipeline:
 
     async def stop(self) -> None:
         """End the children. Idempotent."""
+        self._stopped.set()
         self._life.cancel()
-        self._collecting.cancel()
         if self._supervisor is not None:
             supervisor, self._supervisor = self._supervisor, None
             await supervisor.stop()
@@ -158,8 +157,42 @@ class Pipeline:
             raise Unavailable(self._failure or "the pipeline is stopped")
         return self._supervisor
 
+    async def _finish(self) -> None:
+        """Take no new requests, and wait for those admitted. Serve ends the wait, and all of this, at its limit."""
+        if self._supervisor is None or not self._served or self._failure is not None:
+            return
+        with contextlib.suppress(Exception):  # a pipeline that cannot drain has nothing to wait for
+            await self._supervisor.drain()
+            while await self._supervisor.open_requests():
+                await asyncio.sleep(_DRAIN_LOOK_S)
+
     async def __del__(self) -> None:
+        await self._finish()
         await self.stop()
+
+
+class ServedPipeline(Pipeline):
+    """A pipeline as a replica of Serve, which counts it as running when the constructor has returned.
+
+    One that joins others, in an update or to scale up, has returned only when it serves, and raises where it never
+    will: until then nobody makes way for it. Where there is no other the constructor returns at once, so that the
+    launcher can ask how far the start is, and why it failed.
+    """
+
+    async def __init__(self, config_tree: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        super().__init__(config_tree)
+        if await asyncio.to_thread(_others_run):
+            try:
+                await self._serving()
+            except Unavailable:
+                await self.stop()
+                raise
+
+
+def _others_run() -> bool:
+    me = serve.get_replica_context()
+    deployment = serve.status().applications[me.app_name].deployments[me.deployment]
+    return bool(deployment.replica_states.get("RUNNING", 0))
 
 
 def _has_draft_worker(config: Config) -> bool:

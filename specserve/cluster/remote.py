@@ -1,7 +1,7 @@
 """The engine as an ingress sees it: requests out and deltas in over one socket channel, no Ray call on the way.
 
-A gap in the numbered batches, or a coordinator that is gone, ends every open stream with a failure; then the ingress
-connects again.
+When the coordinator is gone, or something was lost on the way, streams stay open: the ingress connects again and what
+is missing is sent, by whichever side has it. A coordinator that is new gets every request as far as it has come.
 """
 
 from __future__ import annotations
@@ -15,34 +15,44 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specserve import errors
+from specserve.cluster.ingress_line import Welcome
+from specserve.cluster.streams import Streams
 from specserve.config import Config
 from specserve.errors import ChannelError, SpecserveError, Unavailable
 from specserve.metrics import Snapshot
 from specserve.transport import Arrived, Mailbox, PeerLost
-from specserve.transport.messages import Cancel, Deltas, Submit
+from specserve.transport.messages import Deltas, Message, Reconnect
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
 from specserve.types import Delta, Failure, Health, ModelCard, Request, RequestId
 
 log = logging.getLogger(__name__)
 
 _COORDINATOR = "coordinator"
-_RETRY_S = 0.5
+_RETRY_S = 0.2
 _ASK_TIMEOUT_S = 5.0
 
 T = TypeVar("T")
 
-Connect = Callable[[str, Address], Awaitable[tuple[Address, ModelCard]]]
+Connect = Callable[[str, Address, int], Awaitable[Welcome]]
+
+
+async def _unseen(request_id: RequestId) -> None:
+    """Nobody wants to know how many requests are open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipe:
-    """What the engine needs of the control plane."""
+    """What the engine needs of the control plane.
+
+    hold stays under way while a request is open, so that whoever routes, scales and drains sees it; it may fail.
+    """
 
     connect: Connect
     health: Callable[[], Awaitable[Health]]
     metrics: Callable[[Snapshot], Awaitable[str]]
     status: Callable[[], Awaitable[dict[str, Any]]]
     timeline: Callable[[], Awaitable[dict[str, Any]]]
+    hold: Callable[[RequestId], Awaitable[None]] = _unseen
 
 
 class _LoopMailbox(Mailbox):
@@ -64,17 +74,20 @@ class RemoteEngine:
     def __init__(self, config: Config, pipe: Pipe, *, host: str | None, node_id: str) -> None:
         """Call in a running event loop."""
         self._pipe = pipe
+        self._loop = asyncio.get_running_loop()
         self._heartbeat_s = config.cluster.heartbeat_s
-        self._mailbox = _LoopMailbox(asyncio.get_running_loop(), self._take)
-        lost_after_s = config.cluster.lost_after_s
-        self._endpoint = Endpoint(self._mailbox, host=host, node_id=node_id, lost_after_s=lost_after_s)
+        self._patience_s = config.engine.recovery_wait_s
+        mailbox = _LoopMailbox(self._loop, self._take)
+        self._endpoint = Endpoint(mailbox, host=host, node_id=node_id, lost_after_s=config.cluster.lost_after_s)
+        self._name = f"ingress-{uuid.uuid4().hex}"
         self._life = -1
-        self._cursor = 0
+        self._cut: str | None = None  # why the connection of this life can bring no more
         self._channel: SocketChannel | None = None
         self._heart: Heart | None = None
-        self._streams: dict[str, asyncio.Queue[Delta]] = {}
+        self._streams = Streams()
         self._card: ModelCard | None = None
         self._reconnect: asyncio.Task[None] | None = None
+        self._given_up = False
 
     @property
     def card(self) -> ModelCard:
@@ -83,37 +96,55 @@ class RemoteEngine:
             raise Unavailable("the engine is starting")
         return self._card
 
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be sent now."""
+        return self._channel is not None
+
     # ---- connection ---------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Introduce this ingress to the coordinator, under a new name, and begin to beat."""
+        """Introduce this ingress to the coordinator, begin to beat, and send what the coordinator does not have.
+
+        Raises what the control plane raises, and Unavailable when the connection broke while it was made.
+        """
         self._life += 1
-        self._cursor = 0
+        self._cut = None
         here = self._endpoint.accept(_COORDINATOR, self._life)
-        there, self._card = await self._pipe.connect(f"ingress-{uuid.uuid4().hex}", here)
+        welcome = await self._pipe.connect(self._name, here, self._streams.cursor)
+        if self._cut is not None:
+            raise Unavailable(self._cut)
         self._endpoint.expect(_COORDINATOR)
-        self._channel = self._endpoint.connect(there)
-        self._heart = Heart(self._endpoint.connect(there), self._heartbeat_s, lambda: (0, False))
+        self._card = welcome.card
+        self._channel = self._endpoint.connect(welcome.here)
+        missing = self._streams.welcomed(welcome.open, self._loop.time())  # before a beat tells of an old cursor
+        # On the same channel: a message that was lost shows in the number of the next beat.
+        self._heart = Heart(self._channel, self._heartbeat_s, lambda: (self._streams.cursor, False))
+        self._given_up = False
+        for message in missing:
+            self._send(message)
 
     def _disconnect(self, reason: str) -> None:
-        """End all streams; come back as soon as there is a coordinator again."""
-        if self._channel is None:
+        """Streams wait; come back as soon as there is a coordinator again."""
+        self._cut = reason
+        if self._channel is None:  # a connection is being made, and will find that it is cut
             return
-        log.warning("the coordinator is gone: %s", reason)
+        log.warning("connecting to the coordinator again: %s", reason)
         self._release()
-        failure = Failure(Unavailable.status, Unavailable.code, f"the engine was interrupted: {reason}")
-        for request_id, queue in self._streams.items():
-            queue.put_nowait(Delta(RequestId(request_id), (), finish="error", failure=failure))
         self._reconnect = asyncio.ensure_future(self._connect_again())
 
     async def _connect_again(self) -> None:
+        give_up_s = self._loop.time() + self._patience_s
         while True:
             try:
                 await self.connect()
                 return
             except Exception as error:  # whatever the control plane says, a later try may succeed
                 log.info("no coordinator yet: %s", error)
-                await asyncio.sleep(_RETRY_S)
+            if self._loop.time() > give_up_s:
+                self._given_up = True
+                self._streams.fail(Unavailable(f"the engine did not come back within {self._patience_s:g} s"))
+            await asyncio.sleep(_RETRY_S)
 
     def _release(self) -> None:
         if self._heart is not None:
@@ -132,55 +163,67 @@ class RemoteEngine:
     # ---- what arrives -------------------------------------------------------------------------------------------
 
     def _take(self, item: object) -> None:
-        if isinstance(item, PeerLost) and item.life == self._life:
-            self._disconnect(item.reason)
-        elif isinstance(item, Arrived) and item.life == self._life and isinstance(item.message, Deltas):
-            self._take_deltas(item.message)
+        match item:
+            case Arrived(life=life) | PeerLost(life=life) if life != self._life:
+                pass  # of a connection that is over
+            case PeerLost(reason=reason):
+                self._disconnect(reason)
+            case Arrived(message=Reconnect()):
+                self._disconnect("something was lost on the way to it")
+            case Arrived(message=Deltas() as message):
+                self._take_deltas(message)
 
     def _take_deltas(self, message: Deltas) -> None:
-        self._cursor += 1
-        if message.cursor != self._cursor:
-            self._disconnect(f"expected batch {self._cursor} of answers, got {message.cursor}")
+        cancels = self._streams.take(message, self._loop.time())
+        if cancels is None:
+            self._disconnect(f"answers are missing between {self._streams.cursor} and {message.cursor}")
             return
-        for delta in message.deltas:
-            queue = self._streams.get(delta.request)
-            if queue is not None:
-                queue.put_nowait(delta)
+        for cancel in cancels:
+            self._send(cancel)
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
     async def stream(self, request: Request) -> AsyncIterator[Delta]:
-        """See `EngineClient.stream`."""
+        """See `EngineClient.stream`. Without a coordinator a request waits for one, like those that are open."""
         if request.id in self._streams:
             raise errors.InvalidField(f"a request with id {request.id!r} is already running", param="request_id")
-        queue: asyncio.Queue[Delta] = asyncio.Queue()
-        self._streams[request.id] = queue
-        finished = False
+        if self._given_up:
+            raise Unavailable("the engine is being restarted; try again in a few seconds")
+        stream = self._streams.open(request, self._loop.time())
+        held = asyncio.ensure_future(self._hold(request.id))
         try:
-            self._send(Submit(request))
-            delta = await queue.get()
+            if self._channel is not None:
+                self._send(stream.submission(self._loop.time()))
+            delta = await stream.unread.get()
             if delta.failure is not None and not delta.tokens:
-                finished = True
                 raise error_of(delta.failure)
             while True:
-                finished = delta.finish is not None
                 yield delta
-                if finished:
+                if delta.finish is not None:
                     return
-                delta = await queue.get()
+                delta = await stream.unread.get()
         finally:
-            del self._streams[request.id]
-            if not finished:
-                with contextlib.suppress(SpecserveError):
-                    self._send(Cancel(request.id))
+            held.cancel()
+            cancel = self._streams.close(stream)
+            if cancel is not None:
+                self._send(cancel)
 
-    def _send(self, message: Submit | Cancel) -> None:
+    async def _hold(self, request_id: RequestId) -> None:
+        """Keep one call open for this request, through whichever replica there is."""
+        while True:
+            with contextlib.suppress(Exception):
+                await self._pipe.hold(request_id)
+                return
+            await asyncio.sleep(_RETRY_S)
+
+    def _send(self, message: Message) -> None:
+        """What cannot be sent now is made good when the coordinator is there again."""
         if self._channel is None:
-            raise Unavailable("the engine is being restarted; try again in a few seconds")
+            return
         try:
             self._channel.send(message)
         except ChannelError as error:
-            raise Unavailable(error.message) from None
+            self._disconnect(error.message)
 
     async def health(self) -> Health:
         """See `EngineClient.health`."""

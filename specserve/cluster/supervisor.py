@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from specserve.cluster.actors import CONTROL, WORKER_ACTORS, WorkerState
 from specserve.cluster.calls import or_none, result, state_of
 from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorState, Joined
+from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.link import Link
 from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement
 from specserve.config import Config, ModelConfig
@@ -353,12 +354,11 @@ class Supervisor:
         """Processes by role."""
         return {COORDINATOR: self._coordinator_pid} | {role: member.pid for role, member in self._members.items()}
 
-    async def connect_ingress(self, ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
+    async def connect_ingress(self, name: str, address: Address, cursor: int) -> Welcome:
         """Hand an ingress on to the coordinator."""
-        answer: tuple[Address, ModelCard] = await result(
-            self._coordinator.connect_ingress.remote(ingress_id, address), _CALL_TIMEOUT_S
-        )
-        return answer
+        call = self._coordinator.connect_ingress.remote(name, address, cursor)
+        welcome: Welcome = await result(call, _CALL_TIMEOUT_S)
+        return welcome
 
     async def metrics(self) -> Snapshot | None:
         """The coordinator's samples; None while it is away."""
@@ -378,6 +378,11 @@ class Supervisor:
     async def drain(self) -> None:
         """Take no new requests."""
         await result(self._coordinator.drain.remote(), _CALL_TIMEOUT_S)
+
+    async def open_requests(self) -> int:
+        """Sequences that run or wait, asked for now. Raises while the coordinator is away."""
+        state: CoordinatorState = await result(self._coordinator.state.remote(), _CALL_TIMEOUT_S)
+        return state.health.running + state.health.waiting
 
     async def stop(self) -> None:
         """End the children and give the bundles back. Idempotent."""

@@ -24,7 +24,8 @@ def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) ->
             f"shorten it to at most {context - 1}",
             param="prompt",
         )
-    if not all(0 <= token < target.vocab_size for token in request.prompt):
+    _check_answer(request, context)
+    if not all(0 <= token < target.vocab_size for token in (*request.prompt, *request.answer)):
         raise InvalidField(f"prompt token ids must be in [0, {target.vocab_size})", param="prompt")
     if request.max_tokens < 0:
         raise InvalidField(f"max_tokens must not be negative, found {request.max_tokens}", param="max_tokens")
@@ -53,6 +54,17 @@ def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) ->
         raise InvalidField(
             f"no rule called {request.rule!r} here; there are: {', '.join(sorted(target.rules))}",
             param="speculation.rule",
+        )
+
+
+def _check_answer(request: Request, context: int) -> None:
+    """An answer that goes on must have been able to."""
+    length = len(request.answer)
+    if length and (length >= request.max_tokens or len(request.prompt) + length >= context):
+        raise InvalidField(
+            f"the answer has {length} tokens already and cannot go on: max_tokens is {request.max_tokens}, the context "
+            f"{context}, the prompt has {len(request.prompt)}",
+            param="answer",
         )
 
 

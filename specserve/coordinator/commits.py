@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -40,6 +40,7 @@ class Commit:
     cut: Cut | None
     scores: RowScores
     gap_s: float | None = None  # since the request's last tokens before these
+    predicted: tuple[int, int] = (0, 0)  # tokens of the client's prediction that were accepted and rejected
 
     @property
     def finish(self) -> FinishReason | None:
@@ -70,6 +71,8 @@ class Commit:
             stop_reason=None if self.cut is None else self.cut.stop_reason,
             logprobs=self.scores[: len(self.tokens)],
             prompt_logprobs=state.report_prompt() if state.prompt_scores else (),
+            accepted_prediction=self.predicted[0],
+            rejected_prediction=self.predicted[1],
         )
 
 
@@ -84,11 +87,12 @@ class Verdicts:
     draft_busy_s: float
     ahead: AheadStats
 
-    def book(self, metrics: EngineMetrics) -> None:
-        """Count it."""
-        metrics.wasted("rejected", sum([commit.offered - commit.confirmed for commit in self.commits]))
-        metrics.wasted("stop", sum([commit.confirmed - commit.kept for commit in self.commits]))
-        metrics.round(self.stats())
+    def wasted(self) -> Mapping[str, int]:
+        """Drafted tokens that were refused, and those that were confirmed behind the answer's end."""
+        return {
+            "rejected": sum([commit.offered - commit.confirmed for commit in self.commits]),
+            "stop": sum([commit.confirmed - commit.kept for commit in self.commits]),
+        }
 
     def stats(self) -> RoundStats:
         """The round in numbers."""
@@ -203,5 +207,5 @@ class Committer:
                 return None
         if commit.tokens:
             commit.gap_s = state.tokens_came(self._clock())
-        state.take(commit.tokens, commit.offered, commit.kept)
+        commit.predicted = state.take(commit.tokens, commit.offered, commit.kept)
         return commit

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specserve.coordinator.requests import RequestState, StopScan
+from specserve.coordinator.requests import RequestState
 from specserve.types import FinishReason
 
 
@@ -41,16 +41,9 @@ def cut(state: RequestState, emitted: Sequence[int], end_tokens: frozenset[int],
         if token in stop_ids or (token in end_tokens and not state.request.ignore_eos):
             return Cut(index, "stop", token)
         searched = state.generated + index >= state.request.sampling.min_tokens
-        matched = _stop_text(state.stop_scan, token, searched)
+        matched = None if state.stop_scan is None else state.stop_scan.read(token, searched=searched)
         if matched is not None:
             return Cut(index + 1, "stop", matched)
     if len(emitted) >= room:
         return Cut(room, "length")
     return Cut(len(emitted))
-
-
-def _stop_text(scan: StopScan | None, token: int, searched: bool) -> str | None:
-    if scan is None:
-        return None
-    text = scan.detokenizer.push(token)
-    return scan.stops.push(text)[1] if searched else None

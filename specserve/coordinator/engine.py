@@ -62,6 +62,7 @@ from specserve.types import (
     Health,
     PoolLevels,
     Request,
+    RequestStats,
     Role,
     RowId,
     WorkerInfo,
@@ -136,30 +137,47 @@ class Engine:
 
     # ---- requests -------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, owner: str) -> None:
-        """Admit a request to the queue. Raises Overloaded, Unavailable or a RequestError; nothing is kept then."""
+    def submit(self, request: Request, owner: str, before: RequestStats | None = None) -> None:
+        """Admit a request to the queue. Raises Overloaded, Unavailable or a RequestError; nothing is kept then.
+
+        before is given for a request that its owner sent earlier and does not know to be here (see `Submit`): it is
+        taken once, whatever the queue holds.
+        """
+        if before is not None and self._runs_for(owner, request.id):
+            return
         try:
             self._check_request(request)
+            if before is None:
+                self._check_room()
         except SpecserveError as error:
             self._metrics.rejected(error.code)
             raise
         row = RowId(self._next_row)
         self._next_row += 1
         state = admitted(row, request, owner, self._tokenizer, self._clock())
+        if before is not None:
+            state.resume(before)
+            self._metrics.resumed()
         if self._traces is not None:
             self._traces.admitted(state)
         self._states[request.id] = state
         self._scheduler.waiting.append(state)
 
+    def _runs_for(self, owner: str, request_id: str) -> bool:
+        state = self._states.get(request_id)
+        return state is not None and state.owner == owner
+
     def _check_request(self, request: Request) -> None:
         if self._dead is not None:
             raise Unavailable(f"{self._dead}; it is being replaced")
-        if self._draining:
-            raise Unavailable("the server is draining and takes no new requests; try another replica")
         if request.id in self._states:
             raise InvalidField(f"a request with id {request.id!r} is already running", param="request_id")
         check_request(request, self._config, self._target)
         self._own_drafts.check(request)
+
+    def _check_room(self) -> None:
+        if self._draining:
+            raise Unavailable("the server is draining and takes no new requests; try another replica")
         places = max(0, self._config.max_requests - len(self._scheduler.running))
         if len(self._scheduler.waiting) >= self._config.queue_limit + places:
             raise Overloaded(f"the queue is full ({self._config.queue_limit} requests wait); try again later")
@@ -172,8 +190,12 @@ class Engine:
 
     def cancel_owner(self, owner: str) -> None:
         """An ingress is gone: cancel everything that it brought."""
-        for state in [state for state in self._states.values() if state.owner == owner]:
-            self._end(state, "abort")
+        for request_id in self.requests_of(owner):
+            self.cancel(request_id)
+
+    def requests_of(self, owner: str) -> list[str]:
+        """The ids of an owner's requests that have not ended."""
+        return [state.request.id for state in self._states.values() if state.owner == owner]
 
     def abandon(self, reason: str) -> None:
         """The books can no longer be trusted: tell every client, touch no pool, and serve nobody from now on."""
@@ -482,6 +504,10 @@ class Engine:
         self._drafts.forget(state)
         self._own_drafts.forget(state)
         self._metrics.preempted()
+
+    def drop(self, reason: str) -> None:
+        """Count a message that changed nothing."""
+        self._metrics.dropped(reason)
 
     def refuse(self, owner: str, delta: Delta) -> None:
         """Tell an owner that its request was never admitted."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specserve.coordinator.engine import Engine
+from specserve.coordinator.ingresses import Ingresses, Line
 from specserve.errors import SpecserveError, Unavailable
 from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport.messages import Cancel, Submit
-from specserve.types import Delta, Failure, Request
+from specserve.types import Delta, Failure, Request, RequestStats
 
 log = logging.getLogger("specserve.coordinator")
 
@@ -35,9 +36,11 @@ class Call:
 class Loop:
     """Owns the thread side of one engine. `run` in a thread of your own, or `start` for one made here."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox) -> None:
+    def __init__(self, engine: Engine, mailbox: Mailbox, ingresses: Ingresses | None = None) -> None:
+        """ingresses are those whose messages the mailbox brings; whatever any other peer sends is dropped."""
         self._engine = engine
         self._mailbox = mailbox
+        self._ingresses = Ingresses(time.monotonic, 0.0) if ingresses is None else ingresses
         self._stopping = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -89,6 +92,7 @@ class Loop:
                 while item is not None:
                     self._take(item)
                     item = self._mailbox.get(0)
+                self._cancel_expired()
                 self._engine.advance()
                 self._engine.flush()
             except Exception as error:  # a bug, but nobody may wait for ever because of it
@@ -98,32 +102,57 @@ class Loop:
             self._progress += 1
 
     def _patience_s(self) -> float | None:
-        deadline = self._engine.deadline_s
-        return None if deadline is None else max(0.0, deadline - time.monotonic()) + 1e-4
+        deadlines = [each for each in (self._engine.deadline_s, self._ingresses.deadline_s) if each is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) + 1e-4 if deadlines else None
+
+    def _cancel_expired(self) -> None:
+        for owner in self._ingresses.expired():
+            self._engine.cancel_owner(owner)
 
     def _take(self, item: object) -> None:
         match item:
-            case Arrived(peer=peer) if peer in WORKERS:
+            case Arrived(peer=peer) | PeerLost(peer=peer) if peer in WORKERS:
                 self._engine.receive(item)
-            case Arrived(peer=peer, message=Submit(request=request)):
-                self._submit(request, peer)
-            case Arrived(message=Cancel(id=request_id)):
-                self._engine.cancel(request_id)
-            case PeerLost(peer=peer) if peer in WORKERS:
-                self._engine.receive(item)
-            case PeerLost(peer=peer):
-                self._engine.cancel_owner(peer)
+            case Arrived():
+                self._take_request(item)
+            case PeerLost(peer=peer, life=life, silent=silent):
+                self._ingresses.lost(peer, life, silent=silent)
             case Call():
                 self._call(item)
             case _:
                 log.warning("dropped an item that the coordinator does not understand: %s", type(item).__name__)
 
-    def _submit(self, request: Request, owner: str) -> None:
+    def _take_request(self, item: Arrived) -> None:
+        if not self._ingresses.current(item.peer, item.life):
+            self._engine.drop("old_life")
+            return
+        match item.message:
+            case Submit(request=request, before=before):
+                self._submit(request, item.peer, before)
+            case Cancel(id=request_id):
+                self._engine.cancel(request_id)
+            case message:
+                log.warning("dropped a %s, which no ingress sends", type(message).__name__)
+
+    def _submit(self, request: Request, owner: str, before: RequestStats | None) -> None:
         try:
-            self._engine.submit(request, owner)
+            self._engine.submit(request, owner, before)
         except SpecserveError as error:
             failure = Failure(error.status, error.code, error.message)
             self._engine.refuse(owner, Delta(request.id, (), finish="error", failure=failure))
+
+    def welcome(self, name: str, life: int, cursor: int, open_line: Callable[[], Line]) -> list[str] | None:
+        """Connect an ingress, on the loop's thread; see `Ingresses.connect`.
+
+        Returns the requests that need not be sent again, for they run or what ended them is on its way; None where the
+        session is new.
+        """
+        known = self._ingresses.knows(name, cursor)
+        if not known:
+            self._engine.cancel_owner(name)
+        self._engine.flush()  # what ended is told of in the session before, not in a new one
+        ended = self._ingresses.connect(name, life, cursor, open_line)
+        return self._engine.requests_of(name) + ended if known else None
 
     def _call(self, call: Call) -> None:
         if not call.result.set_running_or_notify_cancel():

@@ -36,7 +36,7 @@ class Outbox:
         for commit in booked.commits:
             if commit.finish is None:
                 self.put(commit.state.owner, commit.delta())
-        booked.book(self._metrics)
+        self._metrics.committed(booked)
         return True
 
     def forget_round(self) -> None:

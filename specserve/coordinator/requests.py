@@ -30,6 +30,11 @@ class StopScan:
     detokenizer: Detokenizer
     stops: StopText
 
+    def read(self, token: int, *, searched: bool) -> str | None:
+        """The stop text that this token completes, if there is one and it is looked for."""
+        text = self.detokenizer.push(token)
+        return self.stops.push(text)[1] if searched else None
+
 
 @dataclass(slots=True)
 class RequestState:
@@ -61,6 +66,7 @@ class RequestState:
     suspect: bool = False  # a batch that it was in failed as a whole: it is tried alone
     in_flight: bool = False  # named by the batch that the verifier is computing
     cached_prompt: int | None = None  # prompt tokens that were cached when it first began; None before that
+    queued_s: float = 0.0  # when it came here; arrived_s may have been before that
     started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -116,9 +122,12 @@ class RequestState:
         scores, self.prompt_scores = tuple(self.prompt_scores), []
         return scores
 
-    def take(self, tokens: Sequence[int], offered: int, kept: int) -> None:
-        """Commit tokens, which a round made with `kept` of `offered` drafts."""
-        self.count_prediction(offered, tokens)
+    def take(self, tokens: Sequence[int], offered: int, kept: int) -> tuple[int, int]:
+        """Commit tokens, which a round made with `kept` of `offered` drafts.
+
+        Returns how many tokens of the client's prediction it accepted and rejected.
+        """
+        predicted = self.count_prediction(offered, tokens)
         self.tokens += tokens
         self.rounds += 1
         self.drafted += offered
@@ -126,14 +135,28 @@ class RequestState:
         if len(self.histogram) <= kept:
             self.histogram.extend([0] * (kept + 1 - len(self.histogram)))
         self.histogram[kept] += 1
+        return predicted
 
-    def count_prediction(self, offered: int, tokens: Sequence[int]) -> None:
+    def count_prediction(self, offered: int, tokens: Sequence[int]) -> tuple[int, int]:
         """Book what this round's tokens make of the client's prediction, of which `offered` tokens were drafts."""
         predicted, self.predicted = self.predicted, []
-        if predicted:
-            agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(predicted, tokens, strict=False)))
-            self.accepted_prediction += agreed
-            self.rejected_prediction += max(0, offered - agreed)
+        if not predicted:
+            return 0, 0
+        agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(predicted, tokens, strict=False)))
+        refused = max(0, offered - agreed)
+        self.accepted_prediction += agreed
+        self.rejected_prediction += refused
+        return agreed, refused
+
+    def resume(self, before: RequestStats) -> None:
+        """Go on with the books of a lost coordinator, as the request's ingress kept them."""
+        self.arrived_s -= before.total_s
+        if before.generated_tokens:
+            self.first_token_s = self.arrived_s + before.first_token_s
+        self.rounds, self.drafted, self.kept = before.rounds, before.drafted_tokens, before.kept_tokens
+        self.histogram = list(before.histogram)
+        self.accepted_prediction = before.accepted_prediction_tokens
+        self.rejected_prediction = before.rejected_prediction_tokens
 
     def stats(self, now_s: float) -> RequestStats:
         """The request's costs as of now."""
@@ -146,7 +169,7 @@ class RequestState:
             drafted_tokens=self.drafted,
             kept_tokens=self.kept,
             histogram=tuple(self.histogram),
-            queue_s=started - self.arrived_s,
+            queue_s=started - self.queued_s,
             first_token_s=first - self.arrived_s,
             total_s=now_s - self.arrived_s,
             accepted_prediction_tokens=self.accepted_prediction,
@@ -165,8 +188,17 @@ def admitted(row: RowId, request: Request, owner: str, tokenizer: Tokenizer, now
         request=request,
         owner=owner,
         arrived_s=now_s,
-        tokens=list(request.prompt),
-        stop_scan=StopScan(Detokenizer(tokenizer), StopText(request.stop)) if request.stop else None,
+        queued_s=now_s,
+        tokens=[*request.prompt, *request.answer],
+        stop_scan=_stop_scan(request, tokenizer) if request.stop else None,
         end_tokens=end_tokens,
         prompt_scores=[] if request.prompt_logprobs is None else [TokenLogprob(request.prompt[0], None)],
     )
+
+
+def _stop_scan(request: Request, tokenizer: Tokenizer) -> StopScan:
+    """The scan behind the tokens that the answer has already, none of which completed a stop text."""
+    scan = StopScan(Detokenizer(tokenizer), StopText(request.stop))
+    for index, token in enumerate(request.answer):
+        scan.read(token, searched=index >= request.sampling.min_tokens)
+    return scan

@@ -119,7 +119,8 @@ class SerialDrafts(WorkerSource):
             raise ProtocolError(f"push for plan {push.plan}, which is not in flight")
         if push.rows.tolist() != [row.state.row for row in plan.rows]:
             raise ProtocolError(f"push for plan {push.plan} names other rows than the plan")
-        _check_chains(push, plan.rows)
+        _check_rows(push, plan.rows)
+        _check_chains(push, plan.rows, self.link.vocab_size)
         self._plan = None
         self.link.activity.returned("draft", {"draft": push.busy_s})
         self.link.busy_s += push.busy_s
@@ -207,7 +208,14 @@ def _chains(push: Push, rows: list[DraftRow]) -> list[Chain]:
     return [Chain(tokens[begin:end], row.slots[: end - begin], count, dists, begin) for row, begin, end, count in spans]
 
 
-def _check_chains(push: Push, rows: list[DraftRow]) -> None:
+def _check_rows(push: Push, rows: list[DraftRow]) -> None:
+    if any(column.shape != (len(rows),) for column in (push.chain_lengths, push.covered)):
+        raise ProtocolError(f"push for plan {push.plan} has columns of unequal length")
+    if any(not 0 <= n <= row.start + row.feed for n, row in zip(push.covered.tolist(), rows, strict=True)):
+        raise ProtocolError(f"push for plan {push.plan} says that more is cached than was fed")
+
+
+def _check_chains(push: Push, rows: list[DraftRow], vocab_size: int) -> None:
     lengths = push.chain_lengths.tolist()
     total = sum(lengths)
     if any(not 0 <= length <= len(row.slots) for length, row in zip(lengths, rows, strict=True)):
@@ -217,6 +225,8 @@ def _check_chains(push: Push, rows: list[DraftRow]) -> None:
         raise ProtocolError(f"push for plan {push.plan} has columns of unequal length")
     if push.dists.rows.shape[0] not in (0, total):
         raise ProtocolError(f"push for plan {push.plan} has {push.dists.rows.shape[0]} dists for {total} nodes")
+    if total and push.tokens.astype(np.uint64).max() >= vocab_size:  # as unsigned ones, negative numbers are too large
+        raise ProtocolError(f"push for plan {push.plan} has tokens outside the vocabulary of {vocab_size}")
     leased = [slot for length, row in zip(lengths, rows, strict=True) for slot in row.slots[:length]]
     if push.slots.tolist() != leased:
         raise ProtocolError(f"push for plan {push.plan} names slots that were not leased to it")

@@ -13,8 +13,8 @@ from specserve.drafting import Branch, Grown, Job, Kind, Trunk
 from specserve.drafting._chains import Chain, Picker, allowed, feed_of, likeliest, next_of
 from specserve.drafting.workspace import Workspace
 from specserve.errors import ConfigError
-from specserve.models import Backend, DraftHead
-from specserve.models._stretches import Stretch, ragged
+from specserve.models import Backend, DraftHead, _memory
+from specserve.models._stretches import Stretch
 from specserve.sampling.dists import process
 from specserve.sampling.noise import token_keys
 from specserve.sampling.profiles import Settings
@@ -41,13 +41,13 @@ class SmallModel:
         """See `drafting.Speculator`."""
         if not jobs:
             return []
-        logits = self._backend.forward(ragged([feed_of(job) for job in jobs]))
+        logits = _memory.forward(self._backend, [feed_of(job) for job in jobs])
         chains = [Chain(job.profile, job.first, job.slots, job.shared_noise) for job in jobs]
         picker = Picker(chains, self._vocab_size, workspace)
         for step in range(max(job.depth for job in jobs)):
             rows = [row for row, job in enumerate(jobs) if job.depth > step]
             if step:
-                logits = self._backend.forward(ragged([next_of(chains[row], jobs[row].table) for row in rows]))
+                logits = _memory.forward(self._backend, [next_of(chains[row], jobs[row].table) for row in rows])
             picker.pick(rows, logits)
         return [chain.tokens[: chain.healthy] for chain in chains]
 
@@ -58,7 +58,7 @@ class SmallModel:
             sources, copies = growth.copies(step)
             if len(sources):
                 self._backend.copy_blocks(sources, copies)
-            yield growth.take(step, self._backend.forward(ragged(growth.stretches(step))))
+            yield growth.take(step, _memory.forward(self._backend, growth.stretches(step)))
 
 
 _UNKNOWN = -1

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from specserve.config import Config, SloConfig
 from specserve.metrics.board import Board, Snapshot
@@ -19,6 +19,18 @@ from specserve.types import CacheStats, PoolLevels, RequestStats, Role, RoundSta
 log = logging.getLogger(__name__)
 
 STATS_EVERY_S = 10.0
+
+
+class Committed(Protocol):
+    """A round that was committed, as far as it is counted."""
+
+    def wasted(self) -> Mapping[str, int]:
+        """Drafted tokens that came to nothing, by reason."""
+        ...
+
+    def stats(self) -> RoundStats:
+        """The round in numbers."""
+        ...
 
 
 class EngineMetrics:
@@ -58,6 +70,12 @@ class EngineMetrics:
         )
 
     # ---- rounds ---------------------------------------------------------------------------------------------
+
+    def committed(self, verdicts: Committed) -> None:
+        """Count a round of the verifier, and what it wasted."""
+        for reason, tokens in verdicts.wasted().items():
+            self.wasted(reason, tokens)
+        self.round(verdicts.stats())
 
     def round(self, stats: RoundStats) -> None:
         """Count one round. Its kept, correction, bonus and plain tokens are those that were committed."""
@@ -174,6 +192,10 @@ class EngineMetrics:
     def rejected(self, reason: str) -> None:
         """Count a request that was not admitted, under the `code` of its error."""
         self._board.listed("specserve_requests_rejected_total", reason).inc()
+
+    def resumed(self) -> None:
+        """Count a request that came again."""
+        self._add("specserve_requests_resumed_total", 1)
 
     def refilled(self, count: int) -> None:
         """Count requests that the verifier could not go on with."""

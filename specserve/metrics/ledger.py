@@ -17,6 +17,7 @@ _GAUGES = frozenset(metric.name for metric in (*ENGINE_METRICS, *HTTP_METRICS) i
 _TABLE = (*ENGINE_METRICS, *HTTP_METRICS, *LEDGER_METRICS)
 _MOST_PLACES = 64
 COORDINATOR = "coordinator"
+"""What the places of coordinators begin with; all others are HTTP processes."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,9 @@ class Ledger:
         total = dict(self._past)
         for entry in self._entries.values():
             _add(total, entry.snapshot.values, gauges=self._lives(entry))
-        ingresses = [place for place, entry in self._entries.items() if place != COORDINATOR and self._lives(entry)]
+        ingresses = [
+            place for place, entry in self._entries.items() if not place.startswith(COORDINATOR) and self._lives(entry)
+        ]
         total[LEDGER_METRICS[0].name, ()] = len(ingresses)
         return total
 

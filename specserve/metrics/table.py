@@ -83,7 +83,7 @@ SLOS = ("ttft", "tpot", "e2e", "all")
 FALLBACKS = ("draft_down", "draft_slow", "no_draft", "request")
 MESSAGE_KINDS = (
     *("open", "close", "plan", "push", "planahead", "pushahead", "verify", "verdict"),
-    *("submit", "cancel", "deltas", "beat", OTHER),
+    *("submit", "cancel", "deltas", "reconnect", "beat", OTHER),
 )
 LINKS = ("to_draft", "from_draft", "to_target", "from_target", "to_ingress", "from_ingress")
 _WASTED = ("rejected", "stale", "cancelled", "stop", "unlikely", OTHER)
@@ -100,6 +100,7 @@ ENGINE_METRICS = (
     _counter("generation_tokens", "Tokens committed to answers."),
     _counter("request_success", "Requests that ended, by how.", finished_reason=_FINISHED),
     _counter("requests_rejected", "Requests that were not admitted.", reason=_REJECTED),
+    _counter("requests_resumed", "Requests that went on after their coordinator, or the way to it, was lost."),
     _counter("request_slo", "Ended requests by whether they met what was promised.", slo=SLOS, met=("true", "false")),
     _gauge("num_requests_running", "Requests that take part in rounds."),
     _gauge("num_requests_waiting", "Requests that wait for a place."),

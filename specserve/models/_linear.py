@@ -1,105 +1,137 @@
 """Float32 linear layers that cost the same for one row as for a few, on CPUs.
 
 torch's plain product takes up to three times as long for 2 to 8 rows as for one, which is just the size of a
-verification. oneDNN's packed weights do not; the packed form replaces the plain one. A head tied to the embedding
-must stay plain, as the embedding reads it; there the product is taken with the weights on the left.
+verification. oneDNN's packed weights do not; the packed form replaces the plain one. A head tied to the embedding is
+packed too, so its weight is held twice: the embedding reads rows of it, which the packed form does not show.
+
+Layers that read the same input (queries, keys and values; gate and up) become one product: at batch 1 a layer of a
+small model takes less time than threads need to meet before and after it. The models' own code stays as it is, so it
+still calls each of them; see `_Joint`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeGuard
+
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from specserve.errors import ConfigError
 
 _USUAL_ROWS = 4  # oneDNN picks the packed layout for this many rows; others run on it as well
-_MOST_FEW_ROWS = 32
-_COLUMNS = 8
+_INVARIANT_ROWS = 2  # from here on oneDNN adds in the same order whatever the number of rows
+_SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def _cheapest_rows() -> int:
+    """Up to this many rows, more of them take no longer: with AVX-512, 4 rows take a seventh less than one."""
+    return 4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
 
 
 def speed_up(model: nn.Module) -> None:
     """Replace the linear layers of a float32 model on the CPU in place, where this torch has the operator."""
     if not (torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
         return
-    shared = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            # Subclasses may compute something else.
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32 and child.weight.device.type == "cpu":
-                setattr(parent, name, _SharedLinear(child) if id(child.weight) in shared else _PackedLinear(child))
-
-
-class _PackedLinear(nn.Module):
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__()
-        self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), _USUAL_ROWS)
-        self._bias = plain.bias
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-        return result
-
-
-class _SharedLinear(nn.Module):
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__()
-        self.weight = plain.weight
-        self.bias: torch.Tensor | None = plain.bias
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        count = rows.numel() // rows.shape[-1]
-        if count == 0 or count > _MOST_FEW_ROWS or self.bias is not None:
-            return linear(rows, self.weight, self.bias)
-        # A product with one column runs on one thread; with two columns it does not.
-        columns = rows.reshape(count, -1).repeat(2 if count == 1 else 1, 1).t()
-        return (self.weight @ columns)[:, :count].t().reshape(*rows.shape[:-1], -1)
+        plain = {name: child for name, child in parent.named_children() if _can_be_packed(child)}
+        for names in _SAME_INPUT:
+            together = [plain[name] for name in names if name in plain]
+            if len(together) == len(names) and _fit_together(together):
+                joint = _Joint([plain.pop(name) for name in names])
+                for index, name in enumerate(names):
+                    setattr(parent, name, _Part(joint, index))
+        for name, child in plain.items():
+            setattr(parent, name, PackedLinear([child]))
 
 
 def make_invariant(model: nn.Module) -> None:
     """Let each row's result be the same bits in any batch, once `speed_up` replaced all linear layers of `model`.
 
-    oneDNN takes another order of additions for a lone row only, so there is never one. The product with a shared weight
-    takes it from the number of columns, so that is fixed. Raises ConfigError where a layer could not be replaced.
+    oneDNN takes another order of additions for a lone row only, so there is never one. Raises ConfigError where a layer
+    could not be replaced.
     """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, _PackedLinear):
-                setattr(parent, name, _NeverLone(child))
-            elif isinstance(child, _SharedLinear):
-                setattr(parent, name, _FixedColumns(child))
-            elif isinstance(child, nn.Linear):
-                raise ConfigError(
-                    f"batch_invariant needs float32 on a CPU whose torch has oneDNN; {name} of this model stays a "
-                    f"plain linear layer ({child.weight.dtype} on {child.weight.device})"
-                )
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            module.fewest_rows = max(module.fewest_rows, _INVARIANT_ROWS)
+        elif isinstance(module, nn.Linear):
+            raise ConfigError(
+                f"batch_invariant needs float32 on a CPU whose torch has oneDNN; a layer of this model stays a plain "
+                f"linear layer ({module.weight.dtype} on {module.weight.device})"
+            )
 
 
-class _NeverLone(nn.Module):
-    def __init__(self, packed: _PackedLinear) -> None:
+def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
+    # Subclasses may compute something else.
+    return type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+
+
+def _fit_together(layers: Sequence[nn.Linear]) -> bool:
+    return len({(layer.in_features, layer.bias is None) for layer in layers}) == 1
+
+
+class PackedLinear(nn.Module):
+    """The products of linear layers with one input, side by side. rows [..., width] → [..., all outputs].
+
+    Fewer rows than `fewest_rows` are made up to that number, which changes no row's result but for roundings.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
-        self._packed = packed
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        if rows.numel() != rows.shape[-1]:
-            return self._packed(rows)  # type: ignore[no-any-return]
-        pair: torch.Tensor = self._packed(rows.reshape(1, -1).repeat(2, 1))
-        return pair[:1].view(*rows.shape[:-1], -1)
-
-
-class _FixedColumns(nn.Module):
-    def __init__(self, shared: _SharedLinear) -> None:
-        super().__init__()
-        self.weight = shared.weight
-        self.bias = shared.bias
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS)
+        self._bias = torch.cat(biases) if biases else None
+        self.fewest_rows = _cheapest_rows()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
-        result = flat.new_empty(len(flat), len(self.weight))
-        for start in range(0, len(flat), _COLUMNS):
-            part = flat[start : start + _COLUMNS]
-            columns = part.new_zeros(part.shape[1], _COLUMNS)
-            columns[:, : len(part)] = part.t()
-            result[start : start + _COLUMNS] = (self.weight @ columns)[:, : len(part)].t()
-        biased = result if self.bias is None else result + self.bias
-        return biased.view(*rows.shape[:-1], len(self.weight))
+        count = len(flat)
+        if 0 < count < self.fewest_rows:
+            flat = _filled_up(flat, self.fewest_rows)
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(flat, self._packed, self._bias, "none", [], "")
+        return result[:count].view(*rows.shape[:-1], result.shape[-1])
+
+
+def _filled_up(rows: torch.Tensor, count: int) -> torch.Tensor:
+    if len(rows) == 1:
+        return rows.expand(count, -1).contiguous()
+    return torch.cat([rows, rows[:1].expand(count - len(rows), -1)])
+
+
+class _Joint:
+    """One product for several layers that a model calls one after the other with the same input.
+
+    The first call computes all, the others find their part. Any other order or input is right as well, and wasteful.
+    What was computed is kept until each part was fetched.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.product = PackedLinear(layers)
+        self._widths = [layer.out_features for layer in layers]
+        self._rows: torch.Tensor | None = None
+        self._found: dict[int, torch.Tensor] = {}
+
+    def part(self, index: int, rows: torch.Tensor) -> torch.Tensor:
+        """The product of layer `index`, a view [..., its outputs]."""
+        if rows is not self._rows or index not in self._found:
+            self._rows = rows
+            self._found = dict(enumerate(self.product(rows).split(self._widths, dim=-1)))
+        mine = self._found.pop(index)
+        if not self._found:
+            self._rows = None
+        return mine
+
+
+class _Part(nn.Module):
+    """What stands where one layer of several stood; the first of them owns what they share."""
+
+    def __init__(self, joint: _Joint, index: int) -> None:
+        super().__init__()
+        self._joint = joint
+        self._index = index
+        if index == 0:
+            self.product = joint.product
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._joint.part(self._index, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from specserve.sampling.grammar import Grammars
 from specserve.sampling.history import History
 from specserve.sampling.processors import Processors
 from specserve.transport.messages import Close, Open
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,19 @@ class Profiles:
         self._grammars = grammars
 
     def open(self, message: Open) -> None:
-        """Remember a row; a second open of the same row replaces the first."""
+        """Remember a row; a second open of the same row replaces the first.
+
+        Never raises: a row that cannot be opened stays closed, and what is asked of it later fails for it alone.
+        """
+        self._open.pop(message.row, None)
+        try:
+            self._open[message.row] = self._profile(message)
+        except Exception:  # whatever one request provokes must not end the worker
+            log.exception("row %d cannot be opened", message.row)
+
+    def _profile(self, message: Open) -> Profile:
         sampling = message.sampling
-        self._open[message.row] = Profile(
+        return Profile(
             message.epoch,
             # Rounded once: a temperature that float32 takes for 0 is greedy to everybody who asks.
             float(np.float32(sampling.temperature)),

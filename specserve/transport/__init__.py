@@ -26,11 +26,15 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A channel found its peer gone. Delivered like a message, so that order is kept."""
+    """A channel found its peer gone, or cut off: this life of it says no more. Delivered like a message, in order.
+
+    silent: nothing was heard of it for too long; else it lives, but something that it sent was lost.
+    """
 
     peer: str
     life: int
     reason: str
+    silent: bool = False
 
 
 class Mailbox:

@@ -1,7 +1,9 @@
 """What crosses the wire, and its binary form. Nothing is ever unpickled.
 
 A batch of rows is columnar: one array per field, ragged fields flattened with a lengths array beside them. n rows,
-Σ over their lengths. Integers are int32 unless said otherwise; row ids are int64.
+Σ over their lengths. Integers are int32 unless said otherwise; row ids are int64; floats of a message are times in
+seconds. What arrives has these types and dimensions, and times from 0 on; whether lengths and values fit is for
+whoever takes it.
 
 Frames of a message: a msgpack map {"kind": class name, field: value, …} in which every array is described as
 [dtype in numpy's short form, shape] and every record as the list of its fields (`records`); then the raw bytes of all
@@ -23,7 +25,7 @@ import numpy.typing as npt
 
 from specserve.errors import ProtocolError
 from specserve.transport.records import decoder, encoder, field_types
-from specserve.types import Delta, Request, Sampling, Structured
+from specserve.types import Delta, Request, RequestStats, Sampling, Structured
 
 Array = npt.NDArray[Any]
 
@@ -349,9 +351,14 @@ class Beat(Message):
 @_register
 @dataclass(frozen=True, slots=True)
 class Submit(Message):
-    """A client's request enters."""
+    """A client's request enters.
+
+    before is what a request that was sent earlier has come to, as far as its ingress knows: it may have been lost on
+    the way or with a coordinator, or be running. One that runs here already is not taken twice.
+    """
 
     request: Request
+    before: RequestStats | None = None
 
 
 @_register
@@ -365,15 +372,32 @@ class Cancel(Message):
 @_register
 @dataclass(frozen=True, slots=True)
 class Deltas(Message):
-    """All that a round brought to one ingress. cursor counts these messages from 1."""
+    """All that a round brought to one ingress. cursor counts these messages from 1.
+
+    The ingress acknowledges them with its beats, whose `progress` is the last cursor that it has.
+    """
 
     cursor: int
     deltas: tuple[Delta, ...]
 
 
+@_register
+@dataclass(frozen=True, slots=True)
+class Reconnect(Message):
+    """Something that the ingress sent was lost on the way: it is to connect again, and then to send what is missing."""
+
+
 # ---- binary form ----------------------------------------------------------------------------------------------
 
-_DTYPES = {np.dtype(name).str: np.dtype(name) for name in ("int32", "int64", "uint8", "bool", "float16", "float32")}
+_FORMS: dict[tuple[str, str], tuple[str, int]] = {
+    **{(kind, "rows"): ("int64", 1) for kind in ("Plan", "PlanAhead", "Verify", "Push", "Verdict", "Cannot", "Failed")},
+    **{("Push", name): ("bool", 1) for name in ("fed", "sampled")},
+    **{("Scores", name): ("float32", 1) for name in ("logprobs", "top_logprobs")},
+    **{("Verify", name): ("bool", 1) for name in ("due", "shown")},
+    ("Dists", "rows"): ("uint8", 2),
+    ("Hidden", "rows"): ("uint8", 2),
+}
+"""Element type and dimensions of arrays, by record and field, where they are not ("int32", 1)."""
 
 _BUNDLES = (Dists, Scores, Hidden)
 """Records that hold arrays."""
@@ -447,18 +471,18 @@ class _Buffers:
         self._at = 0
         self._large = list(reversed(large))
 
-    def take(self, dtype: str, shape: list[int]) -> Array:
-        """The next array. Raises ProtocolError for a type or shape that no message has, ValueError if it is cut."""
-        found = _DTYPES.get(dtype)
-        if found is None:
-            raise ProtocolError(f"array of type {dtype!r}")
-        if any([not isinstance(n, int) or n < 0 for n in shape]):
-            raise ProtocolError(f"array of shape {shape!r}")
+    def take(self, form: tuple[np.dtype[Any], int], dtype: str, shape: list[int]) -> Array:
+        """The next array, of this type and so many dimensions. Raises ProtocolError for another, ValueError if cut."""
+        wanted, dimensions = form
+        if dtype != wanted.str:
+            raise ProtocolError(f"array of type {dtype!r} where {wanted.str} belongs")
+        if len(shape) != dimensions or any([type(n) is not int or n < 0 for n in shape]):
+            raise ProtocolError(f"array of shape {shape!r} where {dimensions} dimensions belong")
         count = math.prod(shape)
-        size = count * found.itemsize
+        size = count * wanted.itemsize
         if size >= _LARGE_BYTES:
-            return np.frombuffer(self._large.pop(), dtype=found).reshape(shape)
-        array = np.frombuffer(self._small, found, count, self._at) if count else np.empty(0, found)
+            return np.frombuffer(self._large.pop(), dtype=wanted).reshape(shape)
+        array = np.frombuffer(self._small, wanted, count, self._at) if count else np.empty(0, wanted)
         self._at += size + -size % _ALIGN
         return array if len(shape) == 1 else array.reshape(shape)
 
@@ -499,22 +523,31 @@ def _readers(kind: type[Any]) -> dict[str, _Reader]:
     """For each field how it is read."""
     known = _READERS.get(kind)
     if known is None:
-        known = _READERS[kind] = {name: _reader(hint) for name, hint in field_types(kind).items()}
+        known = _READERS[kind] = {name: _reader(kind, name, hint) for name, hint in field_types(kind).items()}
     return known
 
 
-def _reader(hint: Any) -> _Reader:
+def _reader(kind: type[Any], name: str, hint: Any) -> _Reader:
     if hint == Array:
-        return _read_array
+        dtype, dimensions = _FORMS.get((kind.__name__, name), ("int32", 1))
+        return partial(_read_array, (np.dtype(dtype), dimensions))
     if hint in _BUNDLES:
         return partial(_read_bundle, hint, list(_readers(hint).values()))
     decode = decoder(hint)
+    if hint is float:
+        return lambda described, buffers: _time(f"{kind.__name__}.{name}", decode(described))
     return lambda described, buffers: decode(described)
 
 
-def _read_array(described: Any, buffers: _Buffers) -> Array:
+def _time(what: str, value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ProtocolError(f"{what} is {value}, not a time")
+    return value
+
+
+def _read_array(form: tuple[np.dtype[Any], int], described: Any, buffers: _Buffers) -> Array:
     dtype, shape = described
-    return buffers.take(dtype, shape)
+    return buffers.take(form, dtype, shape)
 
 
 def _read_bundle(kind: type[Any], readers: list[_Reader], described: Any, buffers: _Buffers) -> Any:

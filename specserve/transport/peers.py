@@ -116,9 +116,9 @@ class Peers:
         peer.expected[sender] = sequence + 1
         return peer
 
-    def _lose(self, peer: Peer, reason: str) -> None:
+    def _lose(self, peer: Peer, reason: str, *, silent: bool = False) -> None:
         peer.lost = True
-        self._mailbox.put(PeerLost(peer.name, peer.life, reason))
+        self._mailbox.put(PeerLost(peer.name, peer.life, reason, silent))
 
     def judge_silence(self, lost_after_s: float, paused_s: float) -> None:
         """Report peers not heard of for lost_after_s, once per life; it counts from the first word, or from `expect`.
@@ -132,4 +132,5 @@ class Peers:
                     continue
                 peer.seen_at += max(0.0, paused_s)
                 if now - peer.seen_at > lost_after_s:
-                    self._lose(peer, f"no sign of life from {peer.name} for {now - peer.seen_at:.1f} s")
+                    reason = f"no sign of life from {peer.name} for {now - peer.seen_at:.1f} s"
+                    self._lose(peer, reason, silent=True)

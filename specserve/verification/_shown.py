@@ -29,4 +29,6 @@ def shown(message: Verify, rows: Sequence[Row], kept: Array, backend: Backend) -
             places += range(at, at + len(row.feed) + int(kept[row.index]))
         at += len(row.feed) + len(row.chain)
     states = backend.observed()
+    # A forward that was computed in parts shows its last one: the draft guesses worse behind zeros, and that is all.
+    states = torch.nn.functional.pad(states, (0, 0, at - len(states), 0))
     return encode_hidden(states[torch.tensor(places, device=states.device)])

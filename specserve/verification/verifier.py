@@ -24,8 +24,7 @@ import torch
 from specserve import folders
 from specserve.config import NO_SPECULATOR, Config, EngineConfig
 from specserve.errors import ConfigError, ProtocolError
-from specserve.models import AtOnce, Backend, Hardware, ShowsHidden
-from specserve.models._stretches import ragged
+from specserve.models import AtOnce, Backend, Hardware, ShowsHidden, _memory
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling.constraint import restrict
@@ -166,7 +165,7 @@ class Verifier:
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         if not rows:
             return torch.empty(0, self._backend.vocab_size, device=self._backend.device)
-        logits = self._backend.forward(ragged([row.stretch for row in rows]))
+        logits = _memory.forward(self._backend, [row.stretch for row in rows])
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
         return logits

@@ -98,7 +98,7 @@ def test_an_answer_without_text_is_an_answer(events, answered) -> None:
 
     async def ask() -> Call:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://there") as client:
-            return await load._asked(client, "hello", 4)
+            return await load.asked(client, "chat/completions", {"messages": []})
 
     call = asyncio.run(ask())
     assert (call.first_s is not None) == answered

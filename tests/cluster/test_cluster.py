@@ -78,10 +78,9 @@ def stream(url: str, after_first: Callable[[], None]) -> tuple[str, int]:
 
 
 def pids() -> dict[str, int]:
-    from specserve.cluster.launch import pipeline_state
+    from specserve.cluster.launch import pipeline_states
 
-    state = pipeline_state()
-    assert state is not None
+    (state,) = pipeline_states()
     return state.pids
 
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -175,6 +176,43 @@ def test_streams_that_are_open_at_the_end_are_told(ray_here, config):
         assert failure is not None
         assert (failure.status, failure.code) == (503, "unavailable")
         assert failure.message == "the server is shutting down"
+
+    asyncio.run(run())
+
+
+class Wedged(VerifierActor):
+    """Its process lives, beats and answers, but its first round never ends."""
+
+    def load(self):
+        info = super().load()
+        handle = self._worker.handle
+
+        def stuck(message):
+            if isinstance(message, Verify):
+                time.sleep(3600)
+            return handle(message)
+
+        self._worker.handle = stuck
+        return info
+
+
+@pytest.mark.full
+def test_rounds_that_stop_are_bad_health(ray_here, config, monkeypatch):
+    """Idle for longer than the bound is healthy; work without a round that ends is not, though everybody answers."""
+    monkeypatch.setattr(supervisors, "_STALL_S", 4.0)
+    monkeypatch.setitem(supervisors.WORKER_ACTORS, "target", Wedged)
+
+    async def run() -> None:
+        async with serving(config) as (supervisor, engine):
+            await asyncio.sleep(5)
+            supervisor.check()
+            stream = asyncio.ensure_future(answer(engine, greedy("a")))
+            await until(lambda: supervisor.health.running == 1)
+            supervisor.check()
+            await asyncio.sleep(6)
+            with pytest.raises(Unavailable, match="no round ended"):
+                supervisor.check()
+            stream.cancel()
 
     asyncio.run(run())
 

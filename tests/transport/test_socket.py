@@ -97,6 +97,8 @@ def every_message() -> list[m.Message]:
         m.Failed(6, m.empty("int64"), "why"),
         m.Submit(request),
         m.Submit(replace(request, structured=Structured("json_object"))),
+        m.Submit(replace(request, answer=(4, 5)), stats),
+        m.Reconnect(),
         m.Cancel("r"),
         m.Deltas(
             8,

@@ -1,0 +1,232 @@
+"""One engine made of many: an ingress's channels to all pipelines, and the choice among them for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from specserve.cluster.routing import Router
+from specserve.errors import InvalidField, Overloaded, Unavailable
+from specserve.metrics import Snapshot
+from specserve.types import Delta, EngineClient, Health, ModelCard, Request
+
+_LOOK_S = 0.1
+_ASK_S = 0.5
+_RETRY_S = 0.5
+
+_STARTING = Health("starting", "connecting")
+_RANKS = ("ok", "degraded", "draining", "starting", "dead")
+
+
+class PipelineEngine(EngineClient, Protocol):
+    """The channel to one pipeline, as `RemoteEngine` is one."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be sent now."""
+        ...
+
+    async def connect(self) -> None:
+        """Open the channel. Raises where the pipeline does not answer; after it, losses are made good by itself."""
+        ...
+
+    def close(self) -> None:
+        """Leave. Idempotent."""
+        ...
+
+
+@dataclass(slots=True)
+class _Member:
+    """One pipeline. `open` are this ingress's own streams there, `others` those of other ingresses, as last heard."""
+
+    engine: PipelineEngine
+    open: int = 0
+    others: int = 0
+    leaving: bool = False
+    health: Health = _STARTING
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> int:
+        """Sequences there."""
+        return self.open + self.others
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given requests."""
+        return not self.leaving and self.engine.connected
+
+    def close(self) -> None:
+        """Give the channel up."""
+        if self.task is not None:
+            self.task.cancel()
+        self.engine.close()
+
+
+class RoutingEngine:
+    """An `EngineClient` in front of all pipelines whose names `names` gives; `join` makes the channel to one.
+
+    A pipeline whose name is gone takes no new request, and its channel is closed when its last stream here has ended:
+    it drains, or it is dead and its channel ends the streams. A request that a pipeline refuses for being full or not
+    there is offered to each of the others, as long as nothing of its answer has come.
+    """
+
+    def __init__(
+        self, router: Router, names: Callable[[], Collection[str]], join: Callable[[str], PipelineEngine]
+    ) -> None:
+        self._router = router
+        self._names = names
+        self._join = join
+        self._members: dict[str, _Member] = {}
+        self._requests: set[str] = set()
+        self._card: ModelCard | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Follow the pipelines as they come and go; returns when the first one is connected."""
+        self._watching = asyncio.ensure_future(self._watch())
+        while not any(member.takes for member in self._members.values()):
+            if self._watching.done():
+                self._watching.result()
+            await asyncio.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """Leave all pipelines. Idempotent."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for member in self._members.values():
+            member.close()
+        self._members.clear()
+
+    # ---- pipelines ----------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            self._follow(set(self._names()))
+            await asyncio.sleep(_LOOK_S)
+
+    def _follow(self, names: set[str]) -> None:
+        for name in names - self._members.keys():
+            member = self._members[name] = _Member(self._join(name))
+            member.task = asyncio.ensure_future(self._keep(member))
+        for name, member in list(self._members.items()):
+            member.leaving = name not in names
+            if member.leaving and not member.open:
+                member.close()
+                del self._members[name]
+                self._router.forget(name)
+
+    async def _keep(self, member: _Member) -> None:
+        """Connect, then ask how much other ingresses send there."""
+        await self._connect(member)
+        while True:
+            health = await member.engine.health()
+            member.others = max(0, health.running + health.waiting - member.open)
+            member.health = health
+            await asyncio.sleep(_ASK_S)
+
+    async def _connect(self, member: _Member) -> None:
+        while True:
+            try:
+                await member.engine.connect()
+                self._card = self._card or member.engine.card
+                return
+            except Exception as error:  # whatever the control plane says, a later try may succeed
+                member.health = Health("starting", str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+
+    @property
+    def card(self) -> ModelCard:
+        """The served model."""
+        if self._card is None:
+            raise Unavailable("the engine is starting")
+        return self._card
+
+    async def stream(self, request: Request) -> AsyncIterator[Delta]:
+        """See `EngineClient.stream`."""
+        if request.id in self._requests:
+            raise InvalidField(f"a request with id {request.id!r} is already running", param="request_id")
+        self._requests.add(request.id)
+        try:
+            async with contextlib.aclosing(self._offered(request)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._requests.discard(request.id)
+
+    async def _offered(self, request: Request) -> AsyncGenerator[Delta, None]:
+        refused: set[str] = set()
+        while True:
+            name = self._route(request, refused)
+            begun = False
+            try:
+                async with contextlib.aclosing(self._streamed(self._members[name], request)) as deltas:
+                    async for delta in deltas:
+                        begun = True
+                        yield delta
+                return
+            except (Overloaded, Unavailable):
+                refused.add(name)
+                if begun or not self._loads(refused):
+                    raise
+
+    async def _streamed(self, member: _Member, request: Request) -> AsyncGenerator[Delta, None]:
+        member.open += 1
+        try:
+            stream = cast(AsyncGenerator[Delta, None], member.engine.stream(request))
+            async with contextlib.aclosing(stream) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            member.open -= 1
+
+    def _route(self, request: Request, refused: Collection[str]) -> str:
+        loads = self._loads(refused)
+        if not loads:
+            raise Unavailable("no pipeline can take requests now; try again in a few seconds")
+        return self._router.route(request.prompt, loads)
+
+    def _loads(self, refused: Collection[str]) -> dict[str, int]:
+        return {name: one.load for name, one in self._members.items() if one.takes and name not in refused}
+
+    # ---- what operators ask -------------------------------------------------------------------------------------
+
+    async def health(self) -> Health:
+        """See `EngineClient.health`. As good as the best pipeline; the sequences of all."""
+        there = [member for member in self._members.values() if not member.leaving]
+        found = await asyncio.gather(*(member.engine.health() for member in there))
+        if not found:
+            return Health("starting", "there is no pipeline yet")
+        best = min(found, key=lambda health: _RANKS.index(health.status))
+        serving = sum(health.status in ("ok", "degraded") for health in found)
+        missing = "" if serving == len(found) or len(found) == 1 else f"{serving} of {len(found)} pipelines serve"
+        detail = "; ".join(part for part in (best.detail, missing) if part)
+        running, waiting = sum(health.running for health in found), sum(health.waiting for health in found)
+        return Health(best.status, detail, running, waiting)
+
+    async def metrics(self, own: Snapshot) -> str:
+        """See `EngineClient.metrics`: those of all pipelines, through any."""
+        return await self._any().metrics(own)
+
+    async def status(self) -> dict[str, Any]:
+        """See `EngineClient.status`: one pipeline in full, all of them in `pipelines`, and what routing came to."""
+        members = {name: (one.health.status, one.load) for name, one in self._members.items()}
+        listed = [{"name": name, "status": status, "load": load} for name, (status, load) in sorted(members.items())]
+        routed = {"blocks": self._router.blocks, "matched_blocks": self._router.matched_blocks}
+        return await self._any().status() | {"pipelines": listed, "routing": routed}
+
+    async def timeline(self) -> dict[str, Any]:
+        """See `EngineClient.timeline`; of one pipeline."""
+        return await self._any().timeline()
+
+    def _any(self) -> PipelineEngine:
+        """The first pipeline that takes requests, or the first one."""
+        if not self._members:
+            raise Unavailable("there is no pipeline yet")
+        name = min(self._members, key=lambda name: (not self._members[name].takes, name))
+        return self._members[name].engine

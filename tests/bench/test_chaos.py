@@ -1,0 +1,140 @@
+"""The chaos bench: what it counts as broken, and a short run on a real Ray."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specserve.bench import chaos
+from specserve.bench.chaos import Fault, Options, Outcome, blame, broken, held, rows, summary
+from specserve.bench.watched import Ask, Seen
+from specserve.cli import main
+from specserve.errors import ConfigError
+
+
+def seen(end="finished", text="abc", began_s=0.0, ended_s=10.0, at=(), **fields) -> Seen:
+    fields = {"finishes": int(end == "finished"), "errors": int(end == "failed")} | fields
+    return Seen(began_s, list(at), text, end=end, ended_s=ended_s, **fields)
+
+
+@pytest.mark.parametrize(
+    ("stream", "wrong"),
+    [
+        (seen(), False),
+        (seen(text="abd"), True),
+        (seen(text="ab"), True),
+        (seen("cut", "ab"), False),
+        (seen("failed", "b"), True),
+        (seen(finishes=2), True),
+        (seen(finishes=1, errors=1), True),
+    ],
+)
+def test_a_stream_is_wrong_when_it_says_something_else_or_ends_twice(stream, wrong):
+    """Whole texts must be equal, those that were cut off must be how the text begins."""
+    assert stream.wrong("abc") == wrong
+
+
+def test_the_longest_gap_is_that_which_a_fault_lies_in():
+    """Gaps before it began and after it was over say nothing about it."""
+    stream = seen(at=[0.0, 5.0, 6.0, 9.0, 20.0])
+    assert stream.longest_gap_s(5.5, 8.0) == 3.0
+    assert stream.longest_gap_s(1.0, 2.0) == 5.0
+    assert stream.longest_gap_s(30.0, 40.0) == 0.0
+
+
+def test_failures_are_blamed_on_the_fault_before_them():
+    """Streams may fail where a coordinator or an ingress was hurt, and nowhere else."""
+    faults = [Fault("kill", "target", 1.0, 5.0), Fault("kill", "ingress", 6.0, 9.0)]
+    innocent, excused, not_excused, early = (
+        seen(),
+        seen("cut", ended_s=7),
+        seen("failed", ended_s=3),
+        seen("cut", ended_s=0),
+    )
+    assert [blame(each, faults) for each in (innocent, excused, not_excused, early)] == [
+        None,
+        faults[1],
+        faults[0],
+        None,
+    ]
+    outcome = Outcome(faults)
+    for each in (innocent, excused):
+        outcome.note(each, "abc")
+    assert broken(outcome) == []
+    outcome.note(not_excused, "abc")
+    assert "1 streams failed" in broken(outcome)[0]
+
+
+def test_every_promise_that_was_not_kept_is_told():
+    """Another text, no end, something held, no recovery."""
+    outcome = Outcome([Fault("stop", "draft", 1.0, None)], left={"slots drafting": 3.0})
+    outcome.note(seen(text="xyz"), "abc")
+    outcome.note(seen("hung", "a"), "abc")
+    told = " | ".join(broken(outcome))
+    for words in ("another text", "never ended", "3 slots drafting", "stop draft"):
+        assert words in told
+    (row,) = rows(outcome)
+    assert (row["recovered"], row["times"], row["hung"], row["recovery_p50_s"]) == (0, 1, 1, None)
+    assert (summary(outcome)["wrong"], summary(outcome)["left"]) == (1, 3.0)
+
+
+def test_what_is_held_is_read_off_the_metrics():
+    """Free slots and free blocks are not held; zeros are not told."""
+    text = """
+specserve_num_requests_running{model="m"} 2.0
+specserve_num_requests_waiting{model="m"} 0.0
+specserve_slots{model="m",state="free"} 9.0
+specserve_slots{model="m",state="verifying"} 1.0
+specserve_kv_blocks{model="m",role="target",state="held"} 4.0
+specserve_kv_blocks{model="m",role="target",state="free"} 5.0
+"""
+    assert sorted(held(text).values()) == [1.0, 2.0, 4.0]
+    assert held("") == {}
+
+
+def test_asks_have_one_text_each():
+    """Greedy, or with a seed under `coupled`: all differ, and each is determined."""
+    asks = Ask.all_of("m", 5)
+    assert len({json.dumps(ask.body, sort_keys=True) for ask in asks}) == 16
+    for ask in asks:
+        assert ask.body["temperature"] == 0 or ask.body["speculation"]["rule"] == "coupled"
+        assert isinstance(ask.body["seed"], int)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"kinds": ("burn",)}, "--kinds"),
+        ({"roles": ()}, "--roles"),
+        ({"clients": 0}, "--clients"),
+        ({"hold_s": 0}, "--hold"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(wrong, told):
+    """In words, by the option's name."""
+    with pytest.raises(ConfigError, match=told):
+        chaos.measure(Options(**wrong), print)
+
+
+@pytest.mark.ray
+def test_a_short_run_on_a_real_ray_keeps_every_promise(tmp_path, capsys):
+    """Workers are killed under open streams: exit 0, each stream ended once and with its text, and nothing is held."""
+    report = tmp_path / "chaos.json"
+    arguments = ["--clients", "4", "--seconds", "6", "--seed", "1", "--max-tokens", "120"]
+    only = ["--kinds", "kill", "--roles", "draft,target", "--json", str(report)]
+    assert main(["bench", "chaos", *arguments, *only]) == 0
+    written = json.loads(report.read_text())
+    whole = written["config"]["whole"]
+    assert whole["faults"] >= 1
+    assert whole["streams"] == whole["finished"] > 4
+    assert whole["hung"] == whole["wrong"] == whole["left"] == 0
+    assert all(row["recovered"] == row["times"] and row["failed"] == 0 for row in written["rows"])
+    assert "the whole run" in capsys.readouterr().out
+
+
+@pytest.mark.ray
+@pytest.mark.full
+def test_all_faults_on_all_processes(tmp_path):
+    """A minute of everything: streams of a hurt coordinator or ingress may fail, and no promise is broken."""
+    assert main(["bench", "chaos", "--clients", "8", "--seconds", "60", "--seed", "2", "--max-tokens", "200"]) == 0

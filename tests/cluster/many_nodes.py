@@ -1,0 +1,267 @@
+"""Pipelines on a Ray of several nodes, as a program of its own that prints what it saw as JSON.
+
+Each node is a raylet of this machine with CPUs for one pipeline; the head has room for the HTTP side only. The models
+are emulated: an answer's text depends on its prompt alone, so a stream that is cut, mixed up or fed to a stranger's
+state shows in its text. Ray reads RAY_AUTH_MODE and RAY_AUTH_TOKEN when it is imported: whoever starts this sets them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from specserve import config as configs
+from specserve.cluster import launch, local_ray, processes
+from specserve.config import Config
+from specserve.models import _device_profile
+
+PROFILE = "llama-8b-1b-h100"
+SLOWNESS = 20
+"""Times that the devices are slower than the profile says: sixteen streams then need little of this machine."""
+
+TOKENS = 24
+STREAMS = 16
+WAIT_S = 400.0
+PIPELINE_CPUS = 3
+
+
+@dataclass
+class Streams:
+    """Sixteen clients, each of which asks again as soon as its stream has ended."""
+
+    url: str
+    model: str
+    stop: threading.Event = field(default_factory=threading.Event)
+    texts: list[tuple[int, str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Streams:
+        self.threads = [threading.Thread(target=self._client, args=(number,)) for number in range(STREAMS)]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(WAIT_S)
+        assert not any(thread.is_alive() for thread in self.threads), "a stream hangs"
+
+    def _client(self, number: int) -> None:
+        while not self.stop.is_set():
+            text, failure = streamed(self.url, self.model, number)
+            if failure is None:
+                self.texts.append((number, text))
+            else:
+                self.failures.append(failure)
+
+
+def streamed(url: str, model: str, number: int) -> tuple[str, str | None]:
+    """The text of one stream over a connection of its own, and how it failed, if it did."""
+    body = {"model": model, "prompt": f"Question {number}", "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    text, done = "", False
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body | {"ignore_eos": True}, timeout=WAIT_S) as reply:
+            if reply.status_code != 200:
+                return "", f"refused: {reply.read().decode()}"
+            for line in reply.iter_lines():
+                done = done or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        return text, f"ended: {event['error']['code']}"
+                    text += event["choices"][0]["text"]
+    except httpx.HTTPError as error:
+        return text, f"broken: {type(error).__name__}"
+    return text, None if done else "broken: no end"
+
+
+@contextmanager
+def nodes() -> Iterator[Any]:
+    """A cluster with a head for the HTTP side; ends it and all that it started."""
+    from ray.cluster_utils import Cluster
+
+    folder = local_ray._own_folder()
+    base = local_ray._below(folder, "ray")  # where Ray notes the address, below TMPDIR
+    before = processes.descendants()
+    with local_ray._environment(local_ray._QUIET | {"TMPDIR": folder}):
+        import ray
+
+        shared = {"include_dashboard": False, "object_store_memory": 80 * 1024 * 1024}
+        cluster = Cluster()
+        try:
+            cluster.add_node(num_cpus=2, temp_dir=base, **shared)
+            ray.init(cluster.address, namespace="specserve", log_to_driver=False, logging_level="ERROR")
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+            processes.end(processes.descendants() - before, patience_s=5)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def add_node(cluster: Any) -> Any:
+    """One more node with room for one pipeline."""
+    return cluster.add_node(num_cpus=PIPELINE_CPUS, object_store_memory=80 * 1024 * 1024)
+
+
+def until(condition: Callable[[], object], what: str) -> float:
+    """Seconds until the condition holds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < WAIT_S, f"did not happen in {WAIT_S:g} s: {what}"
+        time.sleep(0.3)
+    return time.monotonic() - began
+
+
+def deploy(config: Config) -> None:
+    """Bring the application to this configuration without waiting."""
+    from ray import serve
+
+    from specserve.cluster.deploy import APP_NAME, application
+
+    target = serve.RunTarget(application(config), name=APP_NAME, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def serving(url: str) -> set[str]:
+    """Names of the pipelines that the ingress gives requests to."""
+    try:
+        listed = httpx.get(f"{url}/status.json", timeout=30).json().get("pipelines", [])
+    except (httpx.HTTPError, ValueError):
+        return set()
+    return {one["name"] for one in listed if one["status"] == "ok"}
+
+
+def coordinator_nodes() -> dict[int, str]:
+    """The node of each living coordinator by its process id."""
+    from ray.util.state import list_actors
+
+    alive = list_actors(filters=[("class_name", "=", "CoordinatorActor"), ("state", "=", "ALIVE")])
+    return {actor.pid: actor.node_id for actor in alive}
+
+
+def run(config: Config) -> dict[str, Any]:
+    """All that happens, in order."""
+    facts: dict[str, Any] = {}
+    with nodes() as cluster:
+        for _ in range(2):
+            add_node(cluster)
+        with launch.deployed(config, threading.Event()) as up:
+            assert up
+            url = f"http://127.0.0.1:{config.server.port}"
+            until(lambda: len(serving(url)) == 2, "two pipelines")
+            expected = [streamed(url, config.served_name, number)[0] for number in range(STREAMS)]
+            facts["expected"] = expected
+            for step in (update, scale_up, lose_node):
+                print(step.__name__, file=sys.stderr, flush=True)
+                facts[step.__name__] = step(cluster, config, url, expected)
+    return facts
+
+
+def seen(streams: Streams, expected: list[str]) -> dict[str, Any]:
+    """How the streams of one step ended."""
+    wrong = sum(text != expected[number] for number, text in streams.texts)
+    return {"finished": len(streams.texts), "wrong": wrong, "failures": streams.failures}
+
+
+def update(cluster: Any, config: Config, url: str, expected: list[str]) -> dict[str, Any]:
+    """A setting of the engine changes: each pipeline is replaced while sixteen streams are open."""
+    del cluster
+    before = serving(url)
+    engine = config.engine.model_copy(update={"draft_wait_s": 1.5})
+    with Streams(url, config.served_name) as streams:
+        until(lambda: len(streams.texts) >= STREAMS, "streams before the update")
+        deploy(config.model_copy(update={"engine": engine}))
+        until(lambda: len(now := serving(url)) == 2 and not now & before, "both replaced")
+        done = len(streams.texts)
+        until(lambda: len(streams.texts) >= done + STREAMS, "streams after the update")
+    return seen(streams, expected) | {"replaced": len(before - serving(url))}
+
+
+def scale_up(cluster: Any, config: Config, url: str, expected: list[str]) -> dict[str, Any]:
+    """A third pipeline is asked for, and has no room before a node is added. The others are left alone."""
+    before = serving(url)
+    wider = config.cluster.model_copy(update={"pipelines": 3})
+    engine = config.engine.model_copy(update={"draft_wait_s": 1.5})
+    with Streams(url, config.served_name) as streams:
+        deploy(config.model_copy(update={"cluster": wider, "engine": engine}))
+        time.sleep(3)
+        without_room = len(serving(url))
+        add_node(cluster)
+        until(lambda: len(serving(url)) == 3, "the third pipeline")
+    kept = before <= serving(url)
+    return seen(streams, expected) | {
+        "without_room": without_room,
+        "kept": kept,
+        "nodes": len(cluster.list_all_nodes()),
+    }
+
+
+def lose_node(cluster: Any, config: Config, url: str, expected: list[str]) -> dict[str, Any]:
+    """The node of one coordinator is killed under sixteen streams."""
+    here = {node.node_id: node for node in cluster.list_all_nodes()}
+    victim = next(here[node] for node in coordinator_nodes().values() if not _speaks_http(node))
+    with Streams(url, config.served_name) as streams:
+        until(lambda: len(streams.texts) >= STREAMS, "streams before the loss")
+        done, failed = len(streams.texts), len(streams.failures)
+        cluster.remove_node(victim, allow_graceful=False)
+        until(lambda: len(streams.texts) >= done + 4 * STREAMS, "streams after the loss")
+        late = len(streams.failures)
+        until(lambda: len(streams.texts) >= done + 6 * STREAMS, "more streams")
+    late_failures = len(streams.failures) - late
+    return seen(streams, expected) | {"before": failed, "late_failures": late_failures}
+
+
+def _speaks_http(node: str) -> bool:
+    from ray.util.state import list_actors
+
+    alive = list_actors(filters=[("state", "=", "ALIVE"), ("node_id", "=", node)], limit=1000)
+    return any(
+        word in str(actor.class_name) for actor in alive for word in ("Ingress", "ProxyActor", "ServeController")
+    )
+
+
+def slow_profile(folder: str) -> str:
+    """The path of the profile with all its times made longer."""
+    profile = json.loads((_device_profile.FOLDER / f"{PROFILE}.json").read_text())
+    for role in ("target", "draft"):
+        for curve in ("decode", "extend"):
+            for point in profile[role][curve]:
+                point["ms"] *= SLOWNESS
+    path = Path(folder, "slow.json")
+    path.write_text(json.dumps(profile))
+    return str(path)
+
+
+def settings(profile: str) -> Config:
+    """Two pipelines, each whole on one node, and two ingresses."""
+    asked = _device_profile.settings(profile) | {
+        "server.port": 0,
+        "target.kv_blocks": 2048,
+        "draft.model.kv_blocks": 2048,
+        "cluster.pipelines": 2,
+        "cluster.placement": "STRICT_PACK",
+        "cluster.ingress_replicas": 2,
+        "cluster.routing": "least_loaded",
+    }
+    return launch.with_port(configs.parse(configs.override({}, asked)))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        print(json.dumps(run(settings(slow_profile(place)))))
+    sys.stdout.flush()
+    os._exit(0)  # threads of Ray's driver may outlive its shutdown

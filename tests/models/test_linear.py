@@ -1,0 +1,124 @@
+"""Packed and joint linear layers say what the plain ones say, whatever asks them and in whatever order."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny_causal import CONFIGS, tiny
+from torch import nn
+
+from specserve.errors import ConfigError
+from specserve.models import _linear
+
+
+class _Layer(nn.Module):
+    """What a decoder layer has: three layers of one input, two of another, and one of its own."""
+
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__()
+        for name, outputs in (("q_proj", 24), ("k_proj", 8), ("v_proj", 8), ("gate_proj", 40), ("up_proj", 40)):
+            setattr(self, name, nn.Linear(16, outputs, bias=bias))
+        self.down_proj = nn.Linear(40, 16, bias=bias)
+
+
+JOINT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+
+
+def pair(*, bias: bool) -> tuple[_Layer, _Layer]:
+    """A plain layer, and the same one sped up."""
+    torch.manual_seed(0)
+    plain = _Layer(bias=bias).requires_grad_(False)
+    fast = copy.deepcopy(plain)
+    _linear.speed_up(fast)
+    return plain, fast
+
+
+def products(model: nn.Module) -> list[_linear.PackedLinear]:
+    return [module for module in model.modules() if isinstance(module, _linear.PackedLinear)]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 9, 40])
+def test_any_number_of_rows_gives_the_plain_result(count: int, bias: bool) -> None:
+    """Few rows are filled up and many are not; every layer's part is its own."""
+    plain, fast = pair(bias=bias)
+    rows, wide = torch.randn(1, count, 16), torch.randn(1, count, 40)
+    for name in JOINT:
+        close(getattr(fast, name)(rows), getattr(plain, name)(rows))
+    close(fast.down_proj(wide), plain.down_proj(wide))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_rows_that_fill_up_change_nothing(count: int) -> None:
+    """As many rows as there are come back, in their order, however many are computed."""
+    plain, fast = pair(bias=False)
+    rows = torch.randn(count, 40)
+    for fewest in (1, 2, 4, 7):
+        fast.down_proj.fewest_rows = fewest
+        close(fast.down_proj(rows), plain.down_proj(rows))
+
+
+def test_parts_may_be_asked_for_in_any_order_and_with_any_input() -> None:
+    """Twice the same part, parts out of order, and another input in between: never what another input gave."""
+    plain, fast = pair(bias=False)
+    first, second = torch.randn(3, 16), torch.randn(3, 16)
+    asked = [("k", first), ("k", first), ("q", second), ("v", first), ("q", first), ("v", second)]
+    for name, rows in [(f"{letter}_proj", rows) for letter, rows in asked]:
+        close(getattr(fast, name)(rows), getattr(plain, name)(rows))
+
+
+def test_one_product_serves_layers_of_one_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three and two layers cost one product each, and nothing is kept once all parts were fetched."""
+    _, fast = pair(bias=False)
+    calls = []
+    plain_forward = _linear.PackedLinear.forward
+    monkeypatch.setattr(
+        _linear.PackedLinear, "forward", lambda self, rows: calls.append(self) or plain_forward(self, rows)
+    )
+    rows = torch.randn(1, 16)
+    for name in JOINT:
+        getattr(fast, name)(rows)
+    assert len(calls) == 2
+    assert fast.q_proj._joint._rows is None
+    assert not fast.q_proj._joint._found
+
+
+def test_layers_that_differ_stay_apart() -> None:
+    """Another width of input, or a bias for some only: each has its own product."""
+    uneven = _Layer(bias=False)
+    uneven.up_proj = nn.Linear(12, 40, bias=False)
+    uneven.v_proj = nn.Linear(16, 8, bias=True)
+    uneven.requires_grad_(False)
+    plain = copy.deepcopy(uneven)
+    _linear.speed_up(uneven)
+    assert len(products(uneven)) == 6
+    close(uneven.v_proj(torch.ones(2, 16)), plain.v_proj(torch.ones(2, 16)))
+
+
+def test_a_subclass_and_another_dtype_are_left_alone() -> None:
+    """A subclass may compute something else, and the operator is there for float32 only."""
+
+    class Doubling(nn.Linear):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(rows)
+
+    model = nn.ModuleDict({"doubling": Doubling(4, 4), "narrow": nn.Linear(4, 4, dtype=torch.bfloat16)})
+    _linear.speed_up(model)
+    assert not products(model)
+    with pytest.raises(ConfigError, match=r"stays a plain linear layer \(torch\.float32"):
+        _linear.make_invariant(model)
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_every_family_has_its_layers_packed(family: str) -> None:
+    """No plain linear layer is left, a tied head included, and at most four products are left in each layer."""
+    model = tiny(family)
+    _linear.speed_up(model)
+    assert not [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert len(products(model)) <= 4 * model.config.num_hidden_layers + 1
