@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from specserve import drafting, tracing
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError
+from specserve.models import _memory_plan
+from specserve.models._memory_plan import told
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ def _environment() -> Iterator[Finding]:
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    found = f"{os.cpu_count()} CPU cores, {_gib(_machine_memory())} memory, " + (", ".join(gpus) if gpus else "no GPU")
+    found = f"{os.cpu_count()} CPU cores, {told(_machine_memory())} memory, " + (", ".join(gpus) if gpus else "no GPU")
     yield Finding("machine", found)
     names = []
     for name in ("torch", "transformers", "ray"):
@@ -140,12 +140,25 @@ def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeed
     kv = None
     if described is not None:
         block_tokens = config.engine.block_tokens
-        blocks = loading.derive_blocks(model, cast("Backend", described), block_tokens, config.engine.max_requests)
+        room = _kv_room(role, folder, model, config, device)
+        rows = config.engine.max_requests
+        blocks = loading.derive_blocks(model, cast("Backend", described), block_tokens, rows, room)
         kv = blocks * described.bytes_per_block(block_tokens)
         full = blocks * block_tokens // described.context_length
-        text = f"{blocks} KV blocks, {_gib(kv)}: {full} sequences of the full {described.context_length} positions"
+        text = f"{blocks} KV blocks, {told(kv)}: {full} sequences of the full {described.context_length} positions"
         yield Finding(role, text)
-    needs.append(ModelNeeds(role, folder, device, _weight_bytes(folder, model), kv))
+    needs.append(ModelNeeds(role, folder, device, _memory_plan.weight_bytes(folder, model), kv))
+
+
+def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, device: torch.device) -> int:
+    """Bytes that KV gets where its size is not configured, as the worker will find them once its weights are there."""
+    from specserve.models import loading
+
+    vocab_size = int(loading.read_model_config(folder).get("vocab_size", 0))
+    weights = _memory_plan.weight_bytes(folder, model)
+    slots = _memory_plan.slot_bytes(config.draft, config.engine, vocab_size) if role == "draft" else 0
+    plan = _memory_plan.plan(config.engine, vocab_size, device, weights, slots)
+    return replace(plan, free=plan.free - weights).kv_room(role, device)
 
 
 def _emulated(role: Role, model: ModelConfig, folder: Path, config: Config) -> Finding:
@@ -154,7 +167,7 @@ def _emulated(role: Role, model: ModelConfig, folder: Path, config: Config) -> F
 
     about = _device_profile.load(model.emulated.profile).device(role).about
     backend = emulated.build(model, folder)
-    blocks = loading.derive_blocks(model, backend, config.engine.block_tokens, config.engine.max_requests)
+    blocks = loading.derive_blocks(model, backend, config.engine.block_tokens, config.engine.max_requests, 0)
     return Finding(role, f"emulated: no model, but the time that {about} takes; {blocks} KV blocks")
 
 
@@ -197,25 +210,6 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
     return _Described(context, layers * kv_heads * 2 * head_dim * itemsize)
 
 
-def _weight_bytes(folder: Path, model: ModelConfig) -> int:
-    """Bytes of the weights in the configured dtype, from the shapes that the files name."""
-    import torch
-
-    itemsize = cast("torch.dtype", getattr(torch, model.dtype)).itemsize
-    shapes = [shape for path in folder.glob("*.safetensors") for shape in _shapes(path)]
-    return itemsize * sum(map(prod, shapes))
-
-
-def _shapes(path: Path) -> list[list[int]]:
-    """The shapes of the tensors that a safetensors file names: a length in 8 bytes, then JSON. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return [entry["shape"] for name, entry in found.items() if name != "__metadata__"]
-    except (OSError, ValueError, AttributeError, KeyError, MemoryError, OverflowError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-
-
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
         yield from _model("draft", config.draft_model, config, needs)
@@ -248,23 +242,19 @@ def _memory(needs: list[ModelNeeds]) -> Iterator[Finding]:
 
 def _room(needs: list[ModelNeeds], have: int, who: str) -> Finding:
     wanted = sum(need.weights + (need.kv or 0) for need in needs)
-    parts = [f"{need.role} {_gib(need.weights)} weights" + _and_kv(need.kv) for need in needs]
-    text = f"{_gib(wanted)} wanted ({'; '.join(parts)}), {who} {_gib(have)}"
+    parts = [f"{need.role} {told(need.weights)} weights" + _and_kv(need.kv) for need in needs]
+    text = f"{told(wanted)} wanted ({'; '.join(parts)}), {who} {told(have)}"
     if wanted > have:
         return Finding("memory", f"{text}; lower kv_memory_gib, or use a smaller dtype or model", problem=True)
     return Finding("memory", text)
 
 
 def _and_kv(kv: int | None) -> str:
-    return " and KV that only the loaded model can tell" if kv is None else f" and {_gib(kv)} KV"
+    return " and KV that only the loaded model can tell" if kv is None else f" and {told(kv)} KV"
 
 
 def _machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"
 
 
 def _limits(config: Config) -> Iterator[Finding]:

@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _scale_arguments(bench.add_parser("scale", help="throughput by number of pipelines, and ways of routing to them"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
+    _gpu_arguments(bench.add_parser("gpu", help="one device, no Ray: checks, times of steps, and the whole pipeline"))
     _prefix_arguments(
         bench.add_parser("prefix", help="first tokens warm against cold, and what prompts cost the others")
     )
@@ -263,6 +264,19 @@ def _coordinator_arguments(coordinator: argparse.ArgumentParser) -> None:
     coordinator.add_argument("--rounds", type=int, default=100, help="timed rounds of each; default: 100")
     coordinator.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
     coordinator.set_defaults(verb=_coordinator)
+
+
+def _gpu_arguments(gpu: argparse.ArgumentParser) -> None:
+    gpu.add_argument("--shape", default="8b", help="8b (random weights of 8B and 1B parameters) or tiny; default: 8b")
+    gpu.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0, …; default: auto")
+    gpu.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"), help="of the weights")
+    gpu.add_argument("--rows", type=_numbers, default=(1, 8, 32), help="requests at once; default: 1,8,32")
+    gpu.add_argument("--depth", dest="depths", type=_numbers, default=(1, 4), help="drafted tokens; default: 1,4")
+    gpu.add_argument("--context", type=int, default=512, help="cached tokens of each timed row; default: 512")
+    gpu.add_argument("--repeats", type=int, default=10, help="timed runs of each step; default: 10")
+    gpu.add_argument("--max-tokens", type=int, default=48, help="tokens per answer; default: 48")
+    gpu.add_argument("--json", type=Path, help="also write machine, versions, options and rows to this file")
+    gpu.set_defaults(verb=_gpu)
 
 
 def _prefix_arguments(prefix: argparse.ArgumentParser) -> None:
@@ -626,6 +640,22 @@ def _coordinator(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         write_json(arguments.json, {name: getattr(options, name) for name in names}, rows)
     return 0
+
+
+def _gpu(arguments: argparse.Namespace) -> int:
+    from specserve.bench.gpu import Options, measure
+    from specserve.bench.report import check_json_path, show, write_json
+
+    if arguments.json is not None:
+        check_json_path(arguments.json)
+    settings = {name: getattr(arguments, name) for name in Options.__slots__}
+    report = measure(Options(**settings), _progress)
+    show("what must hold", report.checks)
+    show(f"steps of {arguments.shape} in {arguments.dtype} over {arguments.context} cached tokens", report.steps)
+    show("the whole pipeline, made-up acceptance", report.pipeline)
+    if arguments.json is not None:
+        write_json(arguments.json, settings, [*report.checks, *report.steps, *report.pipeline])
+    return 0 if all(row["holds"] == "yes" for row in report.checks) else 1
 
 
 def _prefix(arguments: argparse.Namespace) -> int:

@@ -57,7 +57,12 @@ class ModelConfig(Section):
     )
     context_length: int | None = Field(None, ge=16, description="cap on the model's own context, in tokens")
     kv_blocks: int | None = Field(None, ge=1, description="KV pages; None derives them from kv_memory_gib")
-    kv_memory_gib: float = Field(1.0, gt=0, description="memory for KV pages when kv_blocks is None")
+    kv_memory_gib: float | None = Field(
+        None,
+        gt=0,
+        description="memory for KV pages when kv_blocks is None; None takes most of what a GPU has free, and on a CPU "
+        "at most 1 GiB for the target and half of that for a draft",
+    )
     allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
     trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
     emulated: EmulatedConfig = Field(default_factory=EmulatedConfig)
@@ -84,7 +89,7 @@ class DraftConfig(Section):
     """Which speculator guesses, and with which model."""
 
     speculator: str = Field("small_model", description="the name of a file in drafting/, or `none`")
-    model: ModelConfig = Field(default_factory=lambda: ModelConfig(kv_memory_gib=0.5))
+    model: ModelConfig = Field(default_factory=ModelConfig)
     dist: Literal["sparse", "dense"] = "sparse"
     top_k: int = Field(64, ge=1, le=4096, description="support of a sparse draft dist")
     ngram_max: int = Field(3, ge=1, le=32, description="ngram: longest suffix looked up")

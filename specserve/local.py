@@ -82,6 +82,7 @@ class Parts:
 
 def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None) -> Parts:
     """Load both models and check that they fit together. Raises ConfigError."""
+    from specserve.models import _memory_plan
     from specserve.models.loading import prepare
     from specserve.models.vocabulary import check
     from specserve.verification import verifier as verification
@@ -89,6 +90,7 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
     folder = prepare(config.target, progress, role="target")
     progress("loading the target")
     verifier, target = verification.build(config)
+    progress(f"target on {target.device}: {_memory_plan.line(target.memory)}")
     draft_worker, draft = None, None
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
         from specserve.drafting import worker as draft_workers
@@ -96,6 +98,7 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
         draft_folder = prepare(config.draft_model, progress, role="draft")
         progress("loading the draft")
         draft_worker, draft = draft_workers.build(config)
+        progress(f"draft on {draft.device}: {_memory_plan.line(draft.memory)}")
         check(folder, draft_folder, target.vocab_size, draft.vocab_size)
     return Parts(verifier, target, draft_worker, draft, drafting.guesser_of(config.draft), Tokenizer.load(folder))
 

@@ -262,6 +262,8 @@ class WorkerInfo:
 
     rules are those that a verifier judges by, each with whether it is lossless. Workers of the same place share their
     hardware. positional: its blocks hold all that it keeps of a request, so that another request may go on from them.
+    memory holds bytes on its device by what they are for (weights, kv, logits, slots), and how many were free beside
+    the weights; nothing for emulated devices.
     reads_hidden: a draft goes on from the target's hidden states, so only from a verdict.
     """
 
@@ -276,6 +278,7 @@ class WorkerInfo:
     rules: Mapping[RuleName, bool] = field(default_factory=dict)
     place: str = ""
     positional: bool = True
+    memory: Mapping[str, int] = field(default_factory=dict)
     reads_hidden: bool = False
 
 

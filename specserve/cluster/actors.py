@@ -19,6 +19,7 @@ from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
 from specserve.errors import ProtocolError
+from specserve.models import _memory_plan
 from specserve.models.loading import prepare
 from specserve.models.vocabulary import token_ids
 from specserve.transport import Worker
@@ -82,7 +83,7 @@ class WorkerActor:
             self._folder = prepare(self._model, self._report, role=self._role)
             self._report("loading weights")
             self._worker, self._info = importlib.import_module(_BUILDERS[self._role]).build(self._config)
-            self._report("ready")
+            self._report(f"ready on {self._info.device}: {_memory_plan.line(self._info.memory)}")
         return self._info
 
     def vocabulary(self) -> dict[str, int]:

@@ -53,6 +53,7 @@ def _serve(config: Config, stopping: threading.Event, ray_address: str | None, o
     ):
         if up:
             _banner(config, out)
+            _tell_workers()
             _warn(config)
             _warn_of_links()
             stopping.wait()
@@ -223,6 +224,12 @@ def _warn(config: Config) -> None:
             f"warning: anybody who reaches {config.server.host} can use this server; set SPECSERVE_API_KEY, or listen "
             f"on 127.0.0.1"
         )
+
+
+def _tell_workers() -> None:
+    """Where each worker runs, and what it holds there."""
+    for role, doing in _progress(pipeline_states()).items():
+        _tell(f"{role}: {doing}")
 
 
 def _warn_of_links() -> None:

@@ -558,11 +558,7 @@ class Engine:
             if self._verifier.up:
                 self._lose("target")
             check_limits(self._config, info, None)
-            if info.blocks != self._target.blocks:
-                raise PoolError(
-                    f"the restarted verifier has {info.blocks} blocks, the one before had {self._target.blocks}; "
-                    f"set target.kv_blocks so that they agree"
-                )
+            self._blocks.resize(info.blocks)  # how much memory was free may have changed
             self._verifier.join(channel, life)
             self.activity.joined("target")
             self._metrics.joined("target", info)

@@ -107,6 +107,11 @@ class PrefixCache(BlockPool):
         self._free.extend(self._cached)
         self._cached.clear()
 
+    def resize(self, capacity: int) -> None:
+        """See `RefcountPool`; what is cached is forgotten."""
+        self.void()
+        super().resize(capacity)
+
     # ---- bookkeeping ----------------------------------------------------------------------------------------
 
     def _hold(self, block: int) -> None:

@@ -26,9 +26,19 @@ class RefcountPool:
         if capacity < 0:
             raise PoolError(f"a pool of {capacity} {what}s cannot exist")
         self._what = what
+        self._make(capacity)
+
+    def _make(self, capacity: int) -> None:
         self._counts = array("q", bytes(8 * capacity))
         self._count_array = np.frombuffer(self._counts, dtype=np.int64)
         self._free = array("q", range(capacity))
+
+    def resize(self, capacity: int) -> None:
+        """From now on there are so many ids. Raises PoolError while any is held."""
+        if self.held_count:
+            raise PoolError(f"{self.held_count} {self._what}s are held and cannot become others")
+        if capacity != self.capacity:
+            self._make(capacity)
 
     @property
     def capacity(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from specserve.dashboards.panels import Board, Panel, Query, Row, quantile, ratio, series, summed
 
+_PLANNED = series("memory_bytes", 'use!="free"')
+
 BOARD = Board(
     "specserve-memory",
     "specserve: memory and network",
@@ -25,6 +27,13 @@ BOARD = Board(
                     "count",
                     (Query(f"sum by (role, state) ({series('kv_blocks')})", "{{role}} {{state}}"),),
                     "Blocks of each model by state.",
+                ),
+                Panel(
+                    "Planned memory",
+                    "stacked",
+                    "bytes",
+                    (Query(f"sum by (role, use) ({_PLANNED})", "{{role}} {{use}}"),),
+                    "What each worker planned to hold on its device when it started.",
                 ),
                 Panel(
                     "Models",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from specserve.config import Config
 from specserve.drafting import Branch, Grown, Job, Speculator, Trunk
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
 from specserve.errors import ProtocolError
-from specserve.models import AtOnce, DraftHead, Hardware
+from specserve.models import AtOnce, DraftHead, Hardware, _memory_plan
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -323,7 +324,8 @@ def _failed(batch: int, reason: str) -> Failed:
 
 def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     """Load the draft that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    backend, info = load_backend(config.draft_model, "draft", config.engine)
+    slots = partial(_memory_plan.slot_bytes, config.draft, config.engine)
+    backend, info = load_backend(config.draft_model, "draft", config.engine, slots)
     speculator = folders.load("drafting", config.draft.speculator).build(config.draft, backend, info.vocab_size)
     head = backend if isinstance(backend, DraftHead) else None
     workspace = Workspace(

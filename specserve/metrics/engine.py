@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from specserve.config import Config, SloConfig
 from specserve.metrics.board import Board, Snapshot
 from specserve.metrics.history import History, Moment
-from specserve.metrics.table import ENGINE_METRICS
+from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES
 from specserve.types import CacheStats, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -226,6 +226,8 @@ class EngineMetrics:
             self._add("specserve_worker_restarts_total", 1, role)
         self._set("specserve_model_load_seconds", info.load_s, role)
         self._set("specserve_model_weights_bytes", info.weights_bytes, role)
+        for use in MEMORY_USES:
+            self._set("specserve_memory_bytes", info.memory.get(use, 0), role, use)
         about = {"device": info.device, "weights_bytes": info.weights_bytes, "load_s": round(info.load_s, 3)}
         self.workers.setdefault(role, {}).update(about, kv_blocks=info.blocks, block_tokens=info.block_tokens)
         self.worker(role, True)

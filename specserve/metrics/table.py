@@ -76,6 +76,8 @@ ROLES = ("draft", "target")
 BUSY_PHASES = {"draft": ("draft",), "target": ("forward", "sampling")}
 WAITS = ("peer", "wire", "coordinator", "idle", "away")
 """peer: the other worker; wire: a message under way; coordinator: its turn; idle: no request; away: no worker."""
+MEMORY_USES = ("weights", "kv", "logits", "slots", "free")
+"""free: what the device had beside the weights before the rest was allocated."""
 SLOT_STATES = ("free", "drafting", "drafted", "verifying")
 SLOS = ("ttft", "tpot", "e2e", "all")
 FALLBACKS = ("draft_down", "draft_slow", "no_draft", "request")
@@ -158,6 +160,7 @@ ENGINE_METRICS = (
     _gauge("model_load_seconds", "Time that loading took.", role=ROLES),
     _gauge("model_weights_bytes", "Bytes of weights.", role=ROLES),
     # memory and network
+    _gauge("memory_bytes", "Bytes on the worker's device, by what they are for.", role=ROLES, use=MEMORY_USES),
     _gauge(
         "kv_blocks", "KV blocks; cached ones are had when free ones lack.", role=ROLES, state=("held", "cached", "free")
     ),

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Literal, cast
 
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, NoRowStates, _invariance, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _invariance, _memory_plan, loading, vocabulary
 from specserve.types import WorkerInfo
 
 _log = logging.getLogger("specserve")
 
 
 def load_backend(
-    config: ModelConfig, role: Literal["draft", "target"], engine: EngineConfig
+    config: ModelConfig,
+    role: Literal["draft", "target"],
+    engine: EngineConfig,
+    slot_bytes: Callable[[int], int] = lambda _: 0,
 ) -> tuple[Backend, WorkerInfo]:
     """The loaded model with its KV pages allocated, and what was found out about it.
 
-    Raises ConfigError for a model that cannot be loaded, that has no room for one full context, or, as a target, that
-    cannot be batch-invariant where the engine is to be.
+    slot_bytes tells what the draft's slots will take, by the size of the vocabulary.
+    Raises ConfigError for a model that cannot be loaded, that has no room for itself or for one full context, or, as a
+    target, that cannot be batch-invariant where the engine is to be.
     """
     began = perf_counter()
     loading.apply_threads(config.threads)
@@ -32,11 +37,20 @@ def load_backend(
         raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
     if role == "target" and name == loading.HEAD:
         raise ConfigError(f"{folder} holds a draft head, which cannot be a target; give it as draft.model.source")
+    emulated, device = name == loading.EMULATED, loading.device_of(config)
+    weights = 0 if emulated else _memory_plan.weight_bytes(folder, config)
+    if not emulated:
+        _memory_plan.check_weights(role, weights, config, device)
     backend = cast(Backend, folders.load("models", name).build(config, folder))
     invariant = role == "target" and engine.batch_invariant
     if invariant:
         backend.make_batch_invariant()
-    blocks = loading.derive_blocks(config, backend, engine.block_tokens, engine.max_requests)
+    plan = _memory_plan.plan(engine, backend.vocab_size, backend.device, weights, slot_bytes(backend.vocab_size))
+    room = plan.kv_room(role, backend.device)
+    blocks = loading.derive_blocks(config, backend, engine.block_tokens, engine.max_requests, room)
+    memory: Mapping[str, int] = {}
+    if not emulated:
+        memory = plan.with_kv(blocks * backend.bytes_per_block(engine.block_tokens), role, backend.device)
     backend.allocate(blocks, engine.block_tokens)
     backend.states.reserve(engine.max_requests)
     if invariant:
@@ -51,6 +65,7 @@ def load_backend(
         vocab_size=vocabulary.check(folder, folder, backend.vocab_size, backend.vocab_size),
         weights_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
         load_s=perf_counter() - began,
+        memory=memory,
         positional=isinstance(backend.states, NoRowStates),
     )
     return backend, info

@@ -190,8 +190,8 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()[:500]}"
 
 
-def derive_blocks(config: ModelConfig, backend: Backend, block_tokens: int, rows: int) -> int:
-    """Number of KV blocks: `kv_blocks`, or as many as `kv_memory_gib` holds.
+def derive_blocks(config: ModelConfig, backend: Backend, block_tokens: int, rows: int, room: int) -> int:
+    """Number of KV blocks: `kv_blocks`, or as many as `kv_memory_gib` holds, or else as many as `room` bytes hold.
 
     A model that keeps nothing per position gets bare numbers, enough for `rows` sequences of the full context.
 
@@ -199,10 +199,13 @@ def derive_blocks(config: ModelConfig, backend: Backend, block_tokens: int, rows
     """
     each = backend.bytes_per_block(block_tokens)
     needed = -(-backend.context_length // block_tokens)
-    affordable = int(config.kv_memory_gib * 2**30 // each) if each else needed * rows
+    memory = room if config.kv_memory_gib is None else config.kv_memory_gib * 2**30
+    affordable = int(memory // each) if each else needed * rows
     blocks = config.kv_blocks if config.kv_blocks is not None else affordable
     if blocks < needed:
-        origin = "kv_blocks" if config.kv_blocks is not None else f"kv_memory_gib {config.kv_memory_gib}"
+        free = f"what memory is free leaves {room / 2**30:.3f} GiB for KV, which"
+        origin = free if config.kv_memory_gib is None else f"kv_memory_gib {config.kv_memory_gib}"
+        origin = "kv_blocks" if config.kv_blocks is not None else origin
         raise ConfigError(
             f"{origin} gives {blocks} KV blocks of {block_tokens} positions ({each / 2**20:.2f} MiB each), but one "
             f"sequence of the full context of {backend.context_length} positions needs {needed} "

@@ -143,14 +143,14 @@ class Pipeline:
         self.engine.receive(PeerLost(which, channel.life, "killed"))
         channel.held.clear()
 
-    def restart(self, which):
+    def restart(self, which, blocks=None):
         old = self.verifier if which == "target" else self.draft
         life = old.life + 1
         make = self.make_channel if which == "draft" else HeldChannel
         channel = make(self.makers[which](), which, life)
         if which == "target":
             self.verifier = channel
-            self.engine.attach("target", channel, life, info("target", self.engine._blocks.capacity))
+            self.engine.attach("target", channel, life, info("target", blocks or self.engine._blocks.capacity))
         else:
             self.draft = channel
             self.engine.attach("draft", channel, life, info("draft"))

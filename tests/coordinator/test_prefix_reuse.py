@@ -130,6 +130,23 @@ def test_a_lost_worker_takes_its_cache_along(which):
     assert hits == {"target": CACHED, "draft": CACHED, which: 0}
 
 
+@pytest.mark.parametrize("blocks", [20, 100])
+def test_a_verifier_may_come_back_with_another_number_of_blocks(blocks):
+    """How much memory is free may have changed meanwhile: requests go on within what there is now."""
+    pipeline = pipeline_of(blocks=40)
+    ask(pipeline, "before", PROMPT)
+    for name in "abc":
+        pipeline.submit(name, [ord(name) % 90, *PROMPT], 20)
+    for _ in range(9):
+        pipeline.step()
+    pipeline.lose("target")
+    pipeline.restart("target", blocks)
+    pipeline.settle()
+    assert all(pipeline.tokens(name) == reference([ord(name) % 90, *PROMPT], 20) for name in "abc")
+    assert pipeline.engine.levels().target_blocks_capacity == blocks
+    assert pipeline.idle()
+
+
 class Spoilt(ToyVerifier):
     """Fails every row that is due while it is told to."""
 

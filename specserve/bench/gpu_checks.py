@@ -1,0 +1,121 @@
+"""What must hold on a device before its times mean anything: the same tokens as on the CPU, and rules with their law.
+
+The CPU's results are what the tests prove; here the same functions run on both, and on the device rules are also
+enumerated: every drafted token, and a grid over both of a rule's uniform numbers, weighed by their probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from specserve.bench.report import Row
+from specserve.config import EngineConfig
+from specserve.models import Backend
+from specserve.models._stretches import Stretch, ragged
+from specserve.models.paged_transformers import PagedTransformers
+from specserve.sampling.noise import token_keys
+from specserve.verification import FixedNoise, Judge, all_rules, judges_of
+from specserve.verification._draft_rows import DraftRows
+
+BLOCK_TOKENS = 16
+
+_PROMPTS = (5, 33, 64, 1)
+_STEPS = 24
+_ROWS, _DEPTH, _VOCAB = 512, 4, 64
+_GRID = 200
+_ENUMERATED = 6
+
+Made = Callable[[torch.device], PagedTransformers]
+"""Makes a float32 model with the same weights on any device."""
+
+
+def checks(device: torch.device, made: Made) -> Iterator[Row]:
+    """One row for each fact, with how far it was from holding and whether it holds."""
+    yield from _same_answers(device, made)
+    for name, judge in judges_of(EngineConfig()).items():
+        differing = _differing(judge, device)
+        yield row(f"rule {name}: decisions as on the CPU", differing, differing == 0)
+    for name, rule in all_rules().items():
+        if rule.LOSSLESS and rule.NEEDS_DISTS:
+            distance = enumerated_distance(judges_of(EngineConfig())[name], device)
+            yield row(f"rule {name}: distance from the target's law", distance, distance < 4 / _GRID)
+
+
+def row(check: str, found: float, holds: bool) -> Row:
+    """A fact as a row of the report."""
+    return {"check": check, "found": found, "holds": "yes" if holds else "NO"}
+
+
+def _same_answers(device: torch.device, made: Made) -> Iterator[Row]:
+    """Greedy tokens of rows of different lengths, and how far their logits are apart."""
+    answers = [greedy(made(where), _PROMPTS, _STEPS) for where in (device, torch.device("cpu"))]
+    (tokens, logits), (expected, reference) = answers
+    differing = int((tokens != expected).sum())
+    apart = float((logits - reference).abs().max())
+    yield row("greedy tokens as on the CPU, float32", differing, differing == 0)
+    yield row("largest difference of logits", apart, apart < 1e-2)
+
+
+def greedy(backend: Backend, prompts: tuple[int, ...], steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens int64 [steps, rows] and logits float32 [steps, rows, V], on the CPU, after made-up prompts of so many."""
+    longest = -(-(max(prompts) + steps) // BLOCK_TOKENS)
+    backend.allocate(longest * len(prompts), BLOCK_TOKENS)
+    tables = np.arange(longest * len(prompts), dtype=np.int32).reshape(len(prompts), -1)
+    chance = np.random.default_rng(0)
+    read = [chance.integers(3, backend.vocab_size, length) for length in prompts]
+    starts, tokens, logits = [0] * len(prompts), [], []
+    for _ in range(steps):
+        rows = zip(starts, read, tables, strict=True)
+        shown = backend.forward(ragged([Stretch(start, feed, table, 1) for start, feed, table in rows])).cpu()
+        starts = [start + len(feed) for start, feed in zip(starts, read, strict=True)]
+        chosen = shown.argmax(-1)
+        read = [np.array([token]) for token in chosen.tolist()]
+        tokens.append(chosen)
+        logits.append(shown)
+    return torch.stack(tokens), torch.stack(logits)
+
+
+def _differing(judge: Judge, device: torch.device) -> int:
+    """Rows of random dists, drafts and noise whose decision in float64 is another one than on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    target, draft = torch.softmax(3 * torch.randn(2, _ROWS, _DEPTH + 1, _VOCAB, generator=generator).double(), -1)
+    draft = draft[:, :_DEPTH]
+    tokens = torch.multinomial(draft.reshape(-1, _VOCAB), 1, generator=generator).view(_ROWS, _DEPTH)
+    lengths = torch.randint(_DEPTH + 1, (_ROWS,), generator=generator)
+    noise = FixedNoise(
+        torch.rand(_ROWS, _DEPTH, generator=generator).double(),
+        torch.rand(_ROWS, _DEPTH + 1, generator=generator).double(),
+        token_keys(torch.arange(_ROWS)[:, None], torch.arange(_DEPTH + 1).expand(_ROWS, -1)),
+    )
+
+    def decide(where: torch.device) -> torch.Tensor:
+        there = FixedNoise(noise.accept.to(where), noise.choose.to(where), noise.keys.to(where))
+        rows = DraftRows.whole(draft.to(where))
+        return torch.stack(judge(target.to(where), rows, tokens.to(where), lengths.to(where), there)).cpu()
+
+    return int((decide(device) != decide(torch.device("cpu"))).any(0).sum())
+
+
+def enumerated_distance(judge: Judge, device: torch.device) -> float:
+    """Total variation between the first token of chains of one and the target's dist, over all that can happen."""
+    generator = torch.Generator().manual_seed(2)
+    target, draft = torch.softmax(2 * torch.randn(2, _ENUMERATED, generator=generator).double(), -1).to(device)
+    middle = (torch.arange(_GRID, device=device, dtype=torch.float64) + 0.5) / _GRID
+    tokens, accept, choose = torch.cartesian_prod(
+        torch.arange(_ENUMERATED, device=device, dtype=torch.float64), middle, middle
+    ).T
+    drafted = tokens.long()[:, None]
+    count = len(drafted)
+    noise = FixedNoise(
+        accept[:, None],
+        choose[:, None].expand(-1, 2),
+        token_keys(torch.arange(count, device=device)[:, None], torch.arange(2, device=device).expand(count, -1)),
+    )
+    dists, shipped = target.expand(count, 2, -1), DraftRows.whole(draft.expand(count, 1, -1).contiguous())
+    kept, following = judge(dists, shipped, drafted, torch.ones(count, dtype=torch.int64, device=device), noise)
+    first = torch.where(kept > 0, drafted[:, 0], following)
+    law = torch.zeros_like(target).index_add_(0, first, draft[drafted[:, 0]] / _GRID**2)
+    return float((law - target).abs().sum() / 2)

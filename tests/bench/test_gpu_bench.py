@@ -1,0 +1,72 @@
+"""The script for one GPU, run on the CPU at tiny size: the same code, without Ray, and checks that can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from specserve.bench import gpu, gpu_checks
+from specserve.config import EngineConfig
+from specserve.errors import ConfigError
+from specserve.verification import all_rules, judges_of
+
+CPU = torch.device("cpu")
+
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None  # importing it fails from now on
+from specserve.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_everything_runs_without_ray(tmp_path) -> None:
+    """All checks hold, every step is timed for every number of rows, every mode gives tokens; all of it is in JSON."""
+    path = tmp_path / "gpu.json"
+    arguments = ["bench", "gpu", "--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--rows", "1,3"]
+    arguments += ["--depth", "2", "--context", "40", "--repeats", "1", "--max-tokens", "8", "--json", str(path)]
+    environment = os.environ | {"SPECSERVE_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", WITHOUT_RAY, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(path.read_text())["rows"]
+    facts = [row for row in rows if "check" in row]
+    assert {row["holds"] for row in facts} == {"yes"}
+    names = " ".join(row["check"] for row in facts)
+    assert "greedy tokens" in names
+    assert all(f"rule {name}:" in names for name in all_rules() if name != "synthetic")
+    steps = {(row["case"], row["rows"]) for row in rows if "case" in row}
+    cases = ("draft step", "plain decode", "verify depth 2")
+    assert steps == {("copy", 0)} | {(case, count) for case in cases for count in (1, 3)}
+    modes = {(row["mode"], row["requests"]): row for row in rows if "mode" in row}
+    assert set(modes) == {(mode, count) for mode in ("plain", "serial", "ahead") for count in (1, 3)}
+    assert all(row["tokens_per_s"] > 0 for row in modes.values())
+    assert modes["plain", 3]["tokens_per_round"] == 1 < modes["serial", 3]["tokens_per_round"]
+
+
+def test_a_rule_without_its_law_is_found() -> None:
+    """Keeping every drafted token, or choosing after a refusal by the draft's dist, is far from the target's law."""
+    judge = judges_of(EngineConfig())["rejection"]
+    assert gpu_checks.enumerated_distance(judge, CPU) < 4 / 200
+
+    def keeps_all(target, draft, tokens, lengths, noise):
+        return lengths, judge(target, draft, tokens, lengths, noise)[1]
+
+    def ignores_the_target(target, draft, tokens, lengths, noise):
+        kept, following = judge(target, draft, tokens, lengths, noise)
+        return kept, torch.where(kept < lengths, tokens[:, 0], following)
+
+    assert gpu_checks.enumerated_distance(keeps_all, CPU) > 0.1
+    assert gpu_checks.enumerated_distance(ignores_the_target, CPU) > 0.1
+
+
+@pytest.mark.parametrize("wrong", [{"shape": "huge"}, {"rows": (0,)}, {"depths": (0,)}, {"max_tokens": 1}])
+def test_what_cannot_be_run_is_refused(wrong) -> None:
+    """Before anything is made."""
+    with pytest.raises(ConfigError):
+        gpu.measure(gpu.Options(**wrong), lambda _: None)
