@@ -76,7 +76,7 @@ class Pipeline:
         """Cheap, never raises."""
         supervisor = self._supervisor
         return PipelineState(
-            ready=self._ready.is_set() and self._failure is None,
+            ready=self._served and self._failure is None,
             progress={} if supervisor is None else supervisor.progress,
             failure=self._failure,
             pids={"pipeline": os.getpid()} | ({} if supervisor is None else supervisor.pids),
@@ -102,7 +102,12 @@ class Pipeline:
             self._supervisor.check()
 
     async def connect_ingress(self, ingress_id: str, address: Address) -> tuple[Address, ModelCard]:
-        """Wait until the pipeline serves, then open the way for one ingress. Raises Unavailable."""
+        """Open the way for one ingress. Raises Unavailable, also while the pipeline starts.
+
+        It does not wait: Serve would wait for it when this replica ends.
+        """
+        if not self._ready.is_set():
+            raise Unavailable("the pipeline is starting")
         return await (await self._serving()).connect_ingress(ingress_id, address)
 
     async def name(self) -> str:
@@ -134,6 +139,7 @@ class Pipeline:
     async def stop(self) -> None:
         """End the children. Idempotent."""
         self._life.cancel()
+        self._ready.set()  # nobody is to wait for what will not come
         if self._supervisor is not None:
             supervisor, self._supervisor = self._supervisor, None
             await supervisor.stop()

@@ -159,6 +159,8 @@ def run(config: Config) -> dict[str, Any]:
     with nodes() as cluster:
         for _ in range(2):
             add_node(cluster)
+        _one_proxy(config)
+        _say("starting")
         with launch.deployed(config, threading.Event()) as up:
             assert up
             url = f"http://127.0.0.1:{config.server.port}"
@@ -166,9 +168,23 @@ def run(config: Config) -> dict[str, Any]:
             expected = [streamed(url, config.served_name, number)[0] for number in range(STREAMS)]
             facts["expected"] = expected
             for step in (update, scale_up, lose_node):
-                print(step.__name__, file=sys.stderr, flush=True)
+                _say(step.__name__)
                 facts[step.__name__] = step(cluster, config, url, expected)
+                _say(json.dumps(facts[step.__name__]))
     return facts
+
+
+def _say(text: str) -> None:
+    """For whoever waits, and for the report of a failure."""
+    print(f"{time.monotonic():.0f} s {text}", file=sys.stderr, flush=True)
+
+
+def _one_proxy(config: Config) -> None:
+    """The nodes share this machine's address, so that only one of them can listen on the port."""
+    from ray import serve
+
+    http = {"host": config.server.host, "port": config.server.port}
+    serve.start(proxy_location="HeadOnly", http_options=http, logging_config={"enable_access_log": False})
 
 
 def seen(streams: Streams, expected: list[str]) -> dict[str, Any]:
@@ -250,6 +266,8 @@ def settings(profile: str) -> Config:
     """Two pipelines, each whole on one node, and two ingresses."""
     asked = _device_profile.settings(profile) | {
         "server.port": 0,
+        "target.context_length": 2048,
+        "draft.model.context_length": 2048,
         "target.kv_blocks": 2048,
         "draft.model.kv_blocks": 2048,
         "cluster.pipelines": 2,
