@@ -36,7 +36,7 @@ def application(config: Config) -> Any:
     tree = _without_counts(config)
     ledger = serve.deployment(
         LedgerKeeper, name=LEDGER, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
-    ).bind(tree, pipelines)
+    ).bind(_of_ledger(config), pipelines)
     return serve.deployment(
         Ingress,
         name=INGRESS,
@@ -63,6 +63,11 @@ def _without_counts(config: Config) -> dict[str, Any]:
 def _of_pipelines(config: Config) -> dict[str, Any]:
     """The settings without those of the HTTP side, a change of which restarts no pipeline."""
     return config.model_dump(exclude={"cluster": _COUNTS | _ROUTING, "server": True})
+
+
+def _of_ledger(config: Config) -> dict[str, Any]:
+    """The settings of the ledger alone: its counters outlive updates of everything else."""
+    return config.model_dump(include={"observe", "log_format"})
 
 
 def _pipelines(config: Config, drain_s: float) -> Any:
