@@ -270,6 +270,7 @@ def settings(profile: str) -> Config:
         "draft.model.context_length": 2048,
         "target.kv_blocks": 2048,
         "draft.model.kv_blocks": 2048,
+        "cluster.lost_after_s": 15,  # beats of so many processes on one machine come late
         "cluster.pipelines": 2,
         "cluster.placement": "STRICT_PACK",
         "cluster.ingress_replicas": 2,
