@@ -7,6 +7,7 @@ state shows in its text. Ray reads RAY_AUTH_MODE and RAY_AUTH_TOKEN when it is i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -112,9 +113,19 @@ def nodes() -> Iterator[Any]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def add_node(cluster: Any) -> Any:
-    """One more node with room for one pipeline."""
-    return cluster.add_node(num_cpus=PIPELINE_CPUS, object_store_memory=80 * 1024 * 1024)
+def add_node(cluster: Any) -> None:
+    """One more node with room for one pipeline. Ray gives it 30 s to register; on a busy machine it comes later."""
+    before = living_nodes()
+    with contextlib.suppress(Exception):
+        cluster.add_node(num_cpus=PIPELINE_CPUS, object_store_memory=80 * 1024 * 1024)
+    until(lambda: living_nodes() > before, "one more node")
+
+
+def living_nodes() -> int:
+    """Nodes that Ray knows to be alive."""
+    import ray
+
+    return sum(node["Alive"] for node in ray.nodes())
 
 
 def until(condition: Callable[[], object], what: str) -> float:
@@ -222,7 +233,7 @@ def scale_up(cluster: Any, config: Config, url: str, expected: list[str]) -> dic
     return seen(streams, expected) | {
         "without_room": without_room,
         "kept": kept,
-        "nodes": len(cluster.list_all_nodes()),
+        "nodes": living_nodes(),
     }
 
 
