@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from typing import Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from specserve import __version__
 from specserve.cluster.by_name import ByName
 from specserve.cluster.ingress import Ingress
 from specserve.cluster.ledger_keeper import LedgerKeeper
@@ -32,12 +35,9 @@ def application(config: Config) -> Any:
     What drains has as long as a request may take: no update cuts a stream.
     """
     drain_s = config.server.request_timeout_s + _LAST_WORDS_S
-    pipelines = _pipelines(config, drain_s).bind(_of_pipelines(config))
-    tree = _without_counts(config)
-    ledger = serve.deployment(
-        LedgerKeeper, name=LEDGER, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
-    ).bind(tree, pipelines)
-    return serve.deployment(
+    pipelines = _bound(_pipelines(config, drain_s), _of_pipelines(config))
+    ledger = serve.deployment(LedgerKeeper, name=LEDGER, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000)
+    ingress = serve.deployment(
         Ingress,
         name=INGRESS,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
@@ -45,7 +45,18 @@ def application(config: Config) -> Any:
         graceful_shutdown_timeout_s=drain_s,
         graceful_shutdown_wait_loop_s=0.1,
         **_ingress_count(config),
-    ).bind(tree, pipelines, ledger)
+    )
+    return _bound(ingress, _without_counts(config), pipelines, _bound(ledger, _of_ledger(config), pipelines))
+
+
+def _bound(deployment: Any, tree: dict[str, Any], *others: Any) -> Any:
+    """The deployment with its settings. Only other settings are another version, whose replicas replace the old ones.
+
+    Left to itself, Serve takes every `serve.run` for a new version of everything; it has no public way to be told.
+    """
+    text = json.dumps([__version__, tree], default=lambda secret: secret.get_secret_value())
+    deployment._version = hashlib.sha256(text.encode()).hexdigest()
+    return deployment.bind(tree, *others)
 
 
 _COUNTS = {
@@ -63,6 +74,11 @@ def _without_counts(config: Config) -> dict[str, Any]:
 def _of_pipelines(config: Config) -> dict[str, Any]:
     """The settings without those of the HTTP side, a change of which restarts no pipeline."""
     return config.model_dump(exclude={"cluster": _COUNTS | _ROUTING, "server": True})
+
+
+def _of_ledger(config: Config) -> dict[str, Any]:
+    """The settings of the ledger alone: its counters outlive updates of everything else."""
+    return config.model_dump(include={"observe", "log_format"})
 
 
 def _pipelines(config: Config, drain_s: float) -> Any:

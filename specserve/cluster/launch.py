@@ -195,7 +195,7 @@ def _ask_all(method: str, timeout_s: float) -> list[Any]:
     answers = []
     with contextlib.suppress(Exception):  # there is none yet
         fleet = Fleet(serve.get_deployment_handle(PIPELINE, APP_NAME))
-        fleet.any().name.remote().result(timeout_s=2)
+        fleet.any().name.remote().result(timeout_s=timeout_s)
         calls = [getattr(fleet.at(name), method).remote() for name in fleet.names()]
         for call in calls:
             with contextlib.suppress(Exception):

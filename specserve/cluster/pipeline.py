@@ -93,7 +93,7 @@ class Pipeline:
         """Cheap, never raises."""
         supervisor = self._supervisor
         return PipelineState(
-            ready=self._ready.is_set() and self._failure is None,
+            ready=self._served and self._failure is None,
             progress={} if supervisor is None else supervisor.progress,
             failure=self._failure,
             pids={"pipeline": os.getpid()} | ({} if supervisor is None else supervisor.pids),
@@ -119,9 +119,14 @@ class Pipeline:
         if self._supervisor is not None:
             self._supervisor.check()
 
-    async def connect_ingress(self, name: str, address: Address, cursor: int) -> Welcome:
-        """Wait until the pipeline serves, then open the way for one ingress. Raises Unavailable."""
-        return await (await self._serving()).connect_ingress(name, address, cursor)
+    async def connect_ingress(self, ingress_id: str, address: Address, cursor: int) -> Welcome:
+        """Open the way for one ingress. Raises Unavailable, also while the pipeline starts.
+
+        It does not wait: Serve would wait for it when this replica ends.
+        """
+        if not self._ready.is_set():
+            raise Unavailable("the pipeline is starting")
+        return await (await self._serving()).connect_ingress(ingress_id, address, cursor)
 
     async def hold(self, request_id: RequestId) -> None:
         """Under way while a request is open, until the ingress cancels it: so Serve sees what this pipeline works on.
@@ -161,6 +166,7 @@ class Pipeline:
         """End the children. Idempotent."""
         self._stopped.set()
         self._life.cancel()
+        self._ready.set()  # nobody is to wait for what will not come
         if self._supervisor is not None:
             supervisor, self._supervisor = self._supervisor, None
             await supervisor.stop()

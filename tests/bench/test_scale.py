@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.bench.load import Call
@@ -12,6 +12,7 @@ from specserve.bench.scale_model import FULL, Constants, Sample, fitted, needed
 from specserve.cli import main
 from specserve.errors import ConfigError
 
+PATIENT = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 SHARES = st.floats(0, 0.3)
 
 
@@ -33,6 +34,7 @@ def sample(pipelines: int, truth: Constants) -> Sample:
     return Sample(pipelines, events_s, rest, {side: rest[side] + work[side] for side in SIDES})
 
 
+@PATIENT
 @given(
     events_s=st.floats(10, 2000),
     each=st.tuples(st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3)),

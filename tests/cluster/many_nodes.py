@@ -7,6 +7,7 @@ state shows in its text. Ray reads RAY_AUTH_MODE and RAY_AUTH_TOKEN when it is i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -112,9 +113,19 @@ def nodes() -> Iterator[Any]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def add_node(cluster: Any) -> Any:
-    """One more node with room for one pipeline."""
-    return cluster.add_node(num_cpus=PIPELINE_CPUS, object_store_memory=80 * 1024 * 1024)
+def add_node(cluster: Any) -> None:
+    """One more node with room for one pipeline. Ray gives it 30 s to register; on a busy machine it comes later."""
+    before = living_nodes()
+    with contextlib.suppress(Exception):
+        cluster.add_node(num_cpus=PIPELINE_CPUS, object_store_memory=80 * 1024 * 1024)
+    until(lambda: living_nodes() > before, "one more node")
+
+
+def living_nodes() -> int:
+    """Nodes that Ray knows to be alive."""
+    import ray
+
+    return sum(node["Alive"] for node in ray.nodes())
 
 
 def until(condition: Callable[[], object], what: str) -> float:
@@ -159,6 +170,8 @@ def run(config: Config) -> dict[str, Any]:
     with nodes() as cluster:
         for _ in range(2):
             add_node(cluster)
+        _one_proxy(config)
+        _say("starting")
         with launch.deployed(config, threading.Event()) as up:
             assert up
             url = f"http://127.0.0.1:{config.server.port}"
@@ -166,9 +179,23 @@ def run(config: Config) -> dict[str, Any]:
             expected = [streamed(url, config.served_name, number)[0] for number in range(STREAMS)]
             facts["expected"] = expected
             for step in (update, scale_up, lose_node):
-                print(step.__name__, file=sys.stderr, flush=True)
+                _say(step.__name__)
                 facts[step.__name__] = step(cluster, config, url, expected)
+                _say(json.dumps(facts[step.__name__]))
     return facts
+
+
+def _say(text: str) -> None:
+    """For whoever waits, and for the report of a failure."""
+    print(f"{time.monotonic():.0f} s {text}", file=sys.stderr, flush=True)
+
+
+def _one_proxy(config: Config) -> None:
+    """The nodes share this machine's address, so that only one of them can listen on the port."""
+    from ray import serve
+
+    http = {"host": config.server.host, "port": config.server.port}
+    serve.start(proxy_location="HeadOnly", http_options=http, logging_config={"enable_access_log": False})
 
 
 def seen(streams: Streams, expected: list[str]) -> dict[str, Any]:
@@ -206,7 +233,7 @@ def scale_up(cluster: Any, config: Config, url: str, expected: list[str]) -> dic
     return seen(streams, expected) | {
         "without_room": without_room,
         "kept": kept,
-        "nodes": len(cluster.list_all_nodes()),
+        "nodes": living_nodes(),
     }
 
 
@@ -250,8 +277,11 @@ def settings(profile: str) -> Config:
     """Two pipelines, each whole on one node, and two ingresses."""
     asked = _device_profile.settings(profile) | {
         "server.port": 0,
+        "target.context_length": 2048,
+        "draft.model.context_length": 2048,
         "target.kv_blocks": 2048,
         "draft.model.kv_blocks": 2048,
+        "cluster.lost_after_s": 15,  # beats of so many processes on one machine come late
         "cluster.pipelines": 2,
         "cluster.placement": "STRICT_PACK",
         "cluster.ingress_replicas": 2,

@@ -13,7 +13,7 @@ import pytest
 
 from specserve import config as configs
 from specserve.cluster import fleet
-from specserve.cluster.deploy import _of_pipelines, _pipeline_count, _without_counts
+from specserve.cluster.deploy import _of_ledger, _of_pipelines, _pipeline_count, _without_counts
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.local_ray import logical_cpus
 from specserve.cluster.scaling import LOAD, by_load
@@ -89,6 +89,7 @@ def test_counts_and_limits_of_http_restart_no_pipeline():
     assert _without_counts(before) == _without_counts(parsed(pipelines=3, max_pipelines=4, scale_up_after_s=1))
     assert _of_pipelines(before) != _of_pipelines(configs.parse({"engine": {"depth": 2}}))
     assert configs.parse(_of_pipelines(after)).engine == after.engine
+    assert _of_ledger(before) == _of_ledger(configs.parse(changed | {"engine": {"depth": 2}}))
 
 
 def test_the_number_of_pipelines():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.cluster.routing import PrefixMemory, Router, block_hashes, choose
 
+PATIENT = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 NAMES = ("a", "b", "c", "d")
 LOADS = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 50), min_size=1)
 MATCHES = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 9))
@@ -18,6 +19,7 @@ def router(policy: str = "prefix", slack: float = 4, **more: object) -> Router:
     return Router(policy, block_tokens=4, slack=slack, **more)  # type: ignore[arg-type]
 
 
+@PATIENT
 @given(loads=LOADS, matched=MATCHES, slack=st.integers(0, 9), turn=st.integers(0, 99))
 def test_imbalance_is_bounded_and_no_better_match_is_left_within_the_bound(loads, matched, slack, turn):
     """Whoever is taken is at most `slack` above the least loaded, and has the longest match of all who are."""
@@ -29,6 +31,7 @@ def test_imbalance_is_bounded_and_no_better_match_is_left_within_the_bound(loads
     assert loads[taken] == min(rivals)
 
 
+@PATIENT
 @given(loads=LOADS)
 def test_equals_are_taken_in_turn(loads):
     """Over as many turns as there are pipelines, each of equal load and match is taken."""
@@ -36,6 +39,7 @@ def test_equals_are_taken_in_turn(loads):
     assert {choose(level, {}, 4, turn) for turn in range(len(level))} == level.keys()
 
 
+@PATIENT
 @given(first=TOKENS, second=TOKENS, block=st.integers(1, 8))
 def test_equal_hashes_are_equal_prefixes_of_full_blocks(first, second, block):
     """Hash k of two prompts is equal exactly where their first k + 1 blocks are."""
@@ -46,6 +50,7 @@ def test_equal_hashes_are_equal_prefixes_of_full_blocks(first, second, block):
         assert (mine == other) == (first[:end] == second[:end])
 
 
+@PATIENT
 @given(prompts=st.lists(TOKENS, min_size=1, max_size=8), blocks=st.integers(1, 12))
 def test_memory_is_bounded_and_holds_whole_beginnings(prompts, blocks):
     """The newest prompt is remembered from its beginning, as far as there is room; never more than `blocks` of one."""
