@@ -30,13 +30,17 @@ _COLLECT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """What the launcher shows. `failure` says in words why the pipeline will never start."""
+    """What the launcher shows. `failure` says in words why the pipeline will never start.
+
+    open_requests counts the calls by which Serve sees what the pipeline works on.
+    """
 
     ready: bool
     progress: dict[str, str]
     failure: str | None
     pids: dict[str, int]
     health: Health
+    open_requests: int
 
 
 class Pipeline:
@@ -48,6 +52,7 @@ class Pipeline:
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
         self._stopped = asyncio.Event()
+        self._open_requests = 0
         self._served = False
         self._failure: str | None = None
         self._ledger = Ledger(aliases=self._config.observe.vllm_aliases)
@@ -84,6 +89,7 @@ class Pipeline:
             failure=self._failure,
             pids={"pipeline": os.getpid()} | ({} if supervisor is None else supervisor.pids),
             health=await self.health(),
+            open_requests=self._open_requests,
         )
 
     async def health(self) -> Health:
@@ -114,7 +120,11 @@ class Pipeline:
         Tokens do not pass here, and a request whose call fails goes on.
         """
         del request_id
-        await self._stopped.wait()
+        self._open_requests += 1
+        try:
+            await self._stopped.wait()
+        finally:
+            self._open_requests -= 1
 
     async def report_metrics(self, place: str, snapshot: Snapshot) -> None:
         """An ingress hands in its samples; every so often, and with each scrape."""
