@@ -138,7 +138,7 @@ BOARD = Board(
                         Query("sum (rate(specserve_stream_errors_total[$__rate_interval]))", "broken streams"),
                         Query("sum (rate(specserve_unknown_params_total[$__rate_interval]))", "unknown fields"),
                     ),
-                    "Requests not admitted, or taken up after a loss; clients that left, broken streams, unknown fields.",
+                    "Requests not admitted, or taken up after a loss; clients gone, broken streams, unknown fields.",
                 ),
             ),
         ),
