@@ -33,13 +33,17 @@ _NODES_POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """What the launcher shows. `failure` says in words why the pipeline will never start, `warnings` what is slow."""
+    """What the launcher shows. `failure` says in words why the pipeline will never start, `warnings` what is slow.
+
+    open_requests counts the calls by which Serve sees what the pipeline works on.
+    """
 
     ready: bool
     progress: dict[str, str]
     failure: str | None
     pids: dict[str, int]
     health: Health
+    open_requests: int
     warnings: tuple[str, ...] = ()
 
 
@@ -52,6 +56,7 @@ class Pipeline:
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
         self._stopped = asyncio.Event()
+        self._open_requests = 0
         self._served = False
         self._failure: str | None = None
         self._waiting = "placing the pipeline"
@@ -99,6 +104,7 @@ class Pipeline:
             pids={"pipeline": os.getpid()} | ({} if supervisor is None else supervisor.pids),
             health=await self.health(),
             warnings=() if supervisor is None else supervisor.warnings,
+            open_requests=self._open_requests,
         )
 
     async def health(self) -> Health:
@@ -134,7 +140,11 @@ class Pipeline:
         Tokens do not pass here, and a request whose call fails goes on.
         """
         del request_id
-        await self._stopped.wait()
+        self._open_requests += 1
+        try:
+            await self._stopped.wait()
+        finally:
+            self._open_requests -= 1
 
     async def name(self) -> str:
         """The name under which `Fleet` finds this replica."""

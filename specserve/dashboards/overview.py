@@ -133,11 +133,12 @@ BOARD = Board(
                     "per second",
                     (
                         Query(summed("requests_rejected_total", by="reason"), "rejected: {{reason}}"),
+                        Query(summed("requests_resumed_total"), "resumed"),
                         Query("sum (rate(specserve_client_disconnects_total[$__rate_interval]))", "clients gone"),
                         Query("sum (rate(specserve_stream_errors_total[$__rate_interval]))", "broken streams"),
                         Query("sum (rate(specserve_unknown_params_total[$__rate_interval]))", "unknown fields"),
                     ),
-                    "Requests that were not admitted, clients that left, streams that broke, fields nobody knows.",
+                    "Requests not admitted, or taken up after a loss; clients gone, broken streams, unknown fields.",
                 ),
             ),
         ),
