@@ -173,9 +173,9 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
 
     from specserve.models import _refusals, _rope, loading
 
-    found = loading.load_model_config(folder, model)
     if loading.backend_of(folder, model) != loading.PAGED:
         return None
+    found = loading.load_model_config(folder, model)
     _refusals.refuse_unservable(found)
     context = _rope.served_context(found, model.context_length)
     layers, heads = getattr(found, "num_hidden_layers", None), getattr(found, "num_attention_heads", None)

@@ -67,7 +67,9 @@ NO_SPECULATOR = "none"
 class DraftConfig(Section):
     """Which speculator guesses, and with which model."""
 
-    speculator: str = Field("small_model", description="the name of a file in drafting/, or `none`")
+    speculator: str = Field(
+        "small_model", description="the name of a file in drafting/, `none`, or the dotted path of your own"
+    )
     model: ModelConfig = Field(default_factory=lambda: ModelConfig(kv_memory_gib=0.5))
     dist: Literal["sparse", "dense"] = "sparse"
     top_k: int = Field(64, ge=1, le=4096, description="support of a sparse draft dist")
