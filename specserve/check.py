@@ -218,7 +218,7 @@ def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:
     if len(needs) < 2:
         return
     target, draft = (need.folder for need in needs)
-    widths = [int(loading.read_model_config(folder)["vocab_size"]) for folder in (target, draft)]
+    widths = [loading.logits_width(folder) for folder in (target, draft)]
     shared = vocabulary.check(target, draft, *widths)
     yield Finding("vocabulary", f"{shared} tokens in common (widths {widths[0]} and {widths[1]})")
 

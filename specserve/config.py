@@ -58,6 +58,9 @@ class ModelConfig(Section):
     target: str | None = Field(
         None, description="source of the target whose parts a draft shares; None is the deployment's target"
     )
+    vocabulary: Literal["same", "intersection"] = Field(
+        "same", description="intersection lets a draft have another tokenizer; it drafts with the tokens that both have"
+    )
 
 
 NO_SPECULATOR = "none"
