@@ -224,7 +224,9 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", help="the target model: demo, emulated, a folder, or a .gguf file (target.source)")
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
-    parser.add_argument("--speculator", help="small_model, ngram, suffix or none (draft.speculator)")
+    parser.add_argument(
+        "--speculator", help="small_model, eagle, ngram, suffix, none, or a dotted path (draft.speculator)"
+    )
     if parser.prog.endswith(("serve", "check")):
         parser.add_argument("--depth", type=int, help="drafted tokens per request and round (engine.depth)")
     parser.add_argument(
