@@ -75,7 +75,7 @@ def _prepared(config: ModelConfig, progress: Progress, role: Role) -> Path:
 
     if trained_draft.is_trained_draft(path):
         return trained_draft.completed(path, progress)
-    if _head_folder.is_head(path):
+    if _head_folder.is_head(path, config):
         return _head_folder.completed(path, config, progress)
     check_folder(path, config)
     return path

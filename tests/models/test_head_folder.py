@@ -84,11 +84,13 @@ def test_names_may_have_a_prefix_and_the_layer_another_name(target: Path, tmp_pa
 
 
 def test_pickled_weights_need_leave(target: Path, tmp_path: Path) -> None:
-    """Most published heads are .bin files; they are read only where the configuration says so."""
+    """Most published heads are .bin files under an ordinary model's name; they are read only with leave."""
     folder = tiny_heads.eagle(tmp_path / "head", vocab_size=VOCAB)
     plain = load_file(completed(target, folder) / "model.safetensors")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(ConfigError, match="allow_pickle_weights"):
         completed(target, folder)
     pickled = load_file(completed(target, folder, allow_pickle_weights=True) / "model.safetensors")
@@ -162,5 +164,5 @@ def test_check_looks_at_a_head_as_at_a_draft(target: Path, tmp_path: Path) -> No
 
 def test_an_ordinary_model_is_no_head(target: Path) -> None:
     """A folder is a head by what it holds."""
-    assert not _head_folder.is_head(target)
+    assert not _head_folder.is_head(target, ModelConfig(source=str(target)))
     assert loading.prepare(ModelConfig(source=str(target)), lambda _: None) == target
