@@ -173,7 +173,7 @@ def _shapes(folder: Path, config: ModelConfig) -> dict[str, Sequence[int]]:
             with safe_open(path, framework="pt") as file:
                 found |= {_own_name(name): file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # the library raises its own kinds for a damaged file
-        raise ConfigError(f"cannot load the weights in {folder}: {error}") from None
+        raise ConfigError(f"cannot load the model in {folder}: cannot read its weights: {error}") from None
     return found
 
 
