@@ -196,9 +196,9 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
 
     from specserve.models import _refusals, _rope, loading
 
-    found = loading.load_model_config(folder, model)
     if loading.backend_of(folder, model) != loading.PAGED:
         return None
+    found = loading.load_model_config(folder, model)
     _refusals.refuse_unservable(found)
     context = _rope.served_context(found, model.context_length)
     layers, heads = getattr(found, "num_hidden_layers", None), getattr(found, "num_attention_heads", None)
@@ -222,7 +222,7 @@ def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:
     if len(needs) < 2:
         return
     target, draft = (need.folder for need in needs)
-    widths = [int(loading.read_model_config(folder)["vocab_size"]) for folder in (target, draft)]
+    widths = [loading.logits_width(folder) for folder in (target, draft)]
     shared = vocabulary.check(target, draft, *widths)
     yield Finding("vocabulary", f"{shared} tokens in common (widths {widths[0]} and {widths[1]})")
 

@@ -295,7 +295,9 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", help="the target model: demo, emulated, a folder, or a .gguf file (target.source)")
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
-    parser.add_argument("--speculator", help="small_model, ngram, suffix or none (draft.speculator)")
+    parser.add_argument(
+        "--speculator", help="small_model, eagle, ngram, suffix, none, or a dotted path (draft.speculator)"
+    )
     if parser.prog.endswith(("serve", "check")):
         parser.add_argument("--depth", type=int, help="drafted tokens per request and round (engine.depth)")
     parser.add_argument(
@@ -361,13 +363,11 @@ def read_config(arguments: argparse.Namespace) -> Config:
 
 def _runnable(arguments: argparse.Namespace) -> Config:
     """The configuration, refused before anything is loaded where its speculator or the --json file cannot be."""
-    from specserve import drafting, folders
+    from specserve import drafting
     from specserve.bench.report import check_json_path
 
     config = read_config(arguments)
-    known = [drafting.NO_SPECULATOR, *folders.names_in("drafting")]
-    if config.draft.speculator not in known:
-        raise ConfigError(f"no speculator called {config.draft.speculator!r}; there are: {', '.join(known)}")
+    drafting.has_worker(config.draft)  # raises for what is no speculator
     if getattr(arguments, "json", None) is not None:
         check_json_path(arguments.json)
     # transformers' own switch; worker processes inherit it. Bars would be drawn over our lines.

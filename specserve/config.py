@@ -69,6 +69,9 @@ class ModelConfig(Section):
     target: str | None = Field(
         None, description="source of the target whose parts a draft shares; None is the deployment's target"
     )
+    vocabulary: Literal["same", "intersection"] = Field(
+        "same", description="intersection lets a draft have another tokenizer; it drafts with the tokens that both have"
+    )
 
     @field_validator("resources")
     @classmethod
@@ -88,7 +91,9 @@ NO_SPECULATOR = "none"
 class DraftConfig(Section):
     """Which speculator guesses, and with which model."""
 
-    speculator: str = Field("small_model", description="the name of a file in drafting/, or `none`")
+    speculator: str = Field(
+        "small_model", description="the name of a file in drafting/, `none`, or the dotted path of your own"
+    )
     model: ModelConfig = Field(default_factory=ModelConfig)
     dist: Literal["sparse", "dense"] = "sparse"
     top_k: int = Field(64, ge=1, le=4096, description="support of a sparse draft dist")

@@ -87,12 +87,13 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
     from specserve.models.vocabulary import check
     from specserve.verification import verifier as verification
 
+    has_worker = drafting.has_worker(config.draft)  # what is no speculator is refused before anything is loaded
     folder = prepare(config.target, progress, role="target")
     progress("loading the target")
     verifier, target = verification.build(config)
     progress(f"target on {target.device}: {_memory_plan.line(target.memory)}")
     draft_worker, draft = None, None
-    if config.engine.depth > 0 and drafting.has_worker(config.draft):
+    if config.engine.depth > 0 and has_worker:
         from specserve.drafting import worker as draft_workers
 
         draft_folder = prepare(config.draft_model, progress, role="draft")

@@ -4,17 +4,23 @@ A speculator file has a constant `KIND` and a function `build`:
 
 KIND = "model"     `build(config, backend, vocab_size)` returns a `Speculator`, which lives in the draft worker
 KIND = "guesser"   `build(config)` returns a `Guesser`, which lives in the coordinator; such a file imports no torch
+
+A model that goes on from the target's hidden states also has `layers_read(config)`, of the whole `Config`: the numbers
+of the target's layers whose inputs it reads, none for the target's last states; its backend is a `models.DraftHead`.
+
+A speculator from elsewhere is named by a dotted path, to a module or to a class that has the same parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 
 from specserve import folders
 from specserve.config import NO_SPECULATOR as NO_SPECULATOR
 from specserve.config import DraftConfig
+from specserve.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +165,15 @@ def guesser_of(config: DraftConfig) -> Guesser | None:
     """The model-free speculator, if that is what is configured."""
     if _kind(config) != "guesser":
         return None
-    return cast(Guesser, folders.load("drafting", config.speculator).build(config))
+    guesser = folders.load("drafting", config.speculator).build(config)
+    return cast(Guesser, checked(config.speculator, guesser, ("open", "extend", "guess", "close")))
+
+
+def checked(name: str, made: object, methods: Sequence[str]) -> object:
+    """What a speculator's `build` made. Raises ConfigError where it lacks methods."""
+    if lacking := [method for method in methods if not callable(getattr(made, method, None))]:
+        raise ConfigError(f"speculator {name!r} built a {type(made).__name__} without {', '.join(lacking)}")
+    return made
 
 
 def guessers_of(config: DraftConfig) -> dict[str, Guesser]:
@@ -177,6 +191,15 @@ def sources_of(config: DraftConfig, depth: int) -> tuple[str, ...]:
 
 
 def _kind(config: DraftConfig) -> Kind | None:
+    """Raises ConfigError for what is no speculator."""
     if config.speculator == NO_SPECULATOR:
         return None
-    return cast(Kind, folders.load("drafting", config.speculator).KIND)
+    name, kinds = config.speculator, get_args(Kind)
+    known = [NO_SPECULATOR, *folders.names_in("drafting")]
+    if "." not in name and name not in known:
+        raise ConfigError(f"no speculator called {name!r}; there are: {', '.join(known)}, and dotted paths of your own")
+    found = folders.load("drafting", name)
+    kind = getattr(found, "KIND", None)
+    if kind not in kinds or not callable(getattr(found, "build", None)):
+        raise ConfigError(f"{name!r} is no speculator: it needs a KIND of {' or '.join(kinds)}, and a function build")
+    return cast(Kind, kind)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
 from specserve import folders
 from specserve.config import Config
-from specserve.drafting import Branch, Grown, Job, Speculator, Trunk
+from specserve.drafting import Branch, Grown, Job, Speculator, Trunk, checked
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
 from specserve.errors import ProtocolError
 from specserve.models import AtOnce, DraftHead, Hardware, _memory_plan
@@ -326,7 +326,9 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     """Load the draft that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     slots = partial(_memory_plan.slot_bytes, config.draft, config.engine)
     backend, info = load_backend(config.draft_model, "draft", config.engine, slots)
-    speculator = folders.load("drafting", config.draft.speculator).build(config.draft, backend, info.vocab_size)
+    name = config.draft.speculator
+    built = folders.load("drafting", name).build(config.draft, backend, info.vocab_size)
+    speculator = cast(Speculator, checked(name, built, ("propose", "explore")))
     head = backend if isinstance(backend, DraftHead) else None
     workspace = Workspace(
         config.engine.slot_count,

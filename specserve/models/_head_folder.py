@@ -63,30 +63,25 @@ class HeadDescription:
         return self.target_width * max(1, len(self.read))
 
 
-def is_head(folder: Path) -> bool:
-    """Whether a folder holds a draft head that needs its target's parts, as it was published."""
+def is_head(folder: Path, config: ModelConfig) -> bool:
+    """Whether a folder holds a draft head that needs its target's parts, as it was published. Raises ConfigError.
+
+    The first heads have an ordinary model's config.json, so their weights tell; pickled ones where they may be read.
+    """
     if not (folder / "config.json").is_file():
         return False
     told = loading.read_model_config(folder)
     names = [str(name).lower() for name in told.get("architectures") or []]
     if any(_ARCHITECTURE in name for name in names) or "eagle_config" in told:
         return True
-    return any("fc.weight" in names_in(path) for path in folder.glob("*.safetensors"))
-
-
-def names_in(path: Path) -> set[str]:
-    """The names of the tensors in a safetensors file, without a prefix `model.`. Raises ConfigError."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name.removeprefix("model.") for name in file.keys()}  # noqa: SIM118
-    except Exception as error:  # the library raises its own kinds for a damaged file
-        raise ConfigError(f"cannot read {path}: {error}") from None
+    readable = any(folder.glob("*.safetensors")) or (config.allow_pickle_weights and any(folder.glob("*.bin")))
+    return readable and "fc.weight" in _shapes(folder, config)
 
 
 def layers_read(config: ModelConfig) -> tuple[int, ...]:
     """The target's layers whose inputs a published head reads; none for the target's last state. Raises ConfigError."""
     folder = Path(config.source).expanduser()
-    if not is_head(folder):
+    if not is_head(folder, config):
         raise ConfigError(f"there is no draft head at {config.source!r}: expected the folder of an EAGLE checkpoint")
     target = loading.read_model_config(_target_folder(config, lambda _: None))
     return describe(loading.read_model_config(folder), _shapes(folder, config), target).read
@@ -161,7 +156,7 @@ def _weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
         for path in sorted(folder.glob("*.safetensors")):
             found |= load_file(path)
         for path in sorted(folder.glob("*.bin")) if not found else ():
-            found |= torch.load(path, map_location="cpu", weights_only=True)
+            found |= torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # damaged files of either kind are one thing to a user
         raise ConfigError(f"cannot read the weights in {folder}: {type(error).__name__}: {error}") from None
     return {_own_name(name): tensor for name, tensor in found.items()}
@@ -173,9 +168,12 @@ def _shapes(folder: Path, config: ModelConfig) -> dict[str, Sequence[int]]:
     if not paths:
         return {name: tensor.shape for name, tensor in _weights(folder, config).items()}
     found: dict[str, Sequence[int]] = {}
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            found |= {_own_name(name): file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    try:
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                found |= {_own_name(name): file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except Exception as error:  # the library raises its own kinds for a damaged file
+        raise ConfigError(f"cannot load the model in {folder}: cannot read its weights: {error}") from None
     return found
 
 

@@ -26,6 +26,7 @@ Progress = Callable[[str], None]
 Role = Literal["target", "draft"]
 
 PAGED, RECURRENT, EMULATED, HEAD = "paged_transformers", "recurrent_transformers", "emulated", "eagle"
+TRANSLATED = "other_vocabulary"
 
 HEAD_TYPE = "specserve_eagle"
 """The model type of a draft head that was put together with its target's parts."""
@@ -41,6 +42,16 @@ def prepare(config: ModelConfig, progress: Progress, *, role: Role = "target") -
     `role` matters to the sources `demo` and `emulated`, which have a target and a draft. `progress` gets lines for
     people. Raises ConfigError that says what is missing or wrong.
     """
+    if config.vocabulary == "intersection" and config.target is not None:
+        from specserve.models import _other_vocabulary
+
+        target = prepare(config.model_copy(update={"source": config.target, "target": None}), progress)
+        return _other_vocabulary.translated(_prepared(config, progress, role), target, progress)
+    return _prepared(config, progress, role)
+
+
+def _prepared(config: ModelConfig, progress: Progress, role: Role) -> Path:
+    """The folder of a source with its own vocabulary."""
     if config.source == "demo":
         built: Path = getattr(import_module(_DEMO), role)(progress)
         return built
@@ -64,7 +75,7 @@ def prepare(config: ModelConfig, progress: Progress, *, role: Role = "target") -
 
     if trained_draft.is_trained_draft(path):
         return trained_draft.completed(path, progress)
-    if _head_folder.is_head(path):
+    if _head_folder.is_head(path, config):
         return _head_folder.completed(path, config, progress)
     check_folder(path, config)
     return path
@@ -113,6 +124,15 @@ def copy_tokenizer(folder: Path, new: Path) -> None:
             shutil.copyfile(folder / name, new / name)
 
 
+def logits_width(folder: Path) -> int:
+    """Ids that a model folder's logits have places for, as it tells itself. Raises ConfigError."""
+    from specserve.models import _other_vocabulary
+
+    if _other_vocabulary.is_translated(folder):
+        return len(_other_vocabulary.read(folder)[0])
+    return int(read_model_config(folder)["vocab_size"])
+
+
 def device_of(config: ModelConfig) -> torch.device:
     """The configured device; `auto` is CUDA where there is any. Raises ConfigError for a device that is not there."""
     if config.device == "auto":
@@ -158,6 +178,10 @@ def backend_of(folder: Path, config: ModelConfig) -> str:
         return EMULATED
     if read_model_config(folder).get("model_type") == HEAD_TYPE:
         return HEAD
+    from specserve.models import _other_vocabulary
+
+    if _other_vocabulary.is_translated(folder):
+        return TRANSLATED
     from specserve.models._refusals import is_recurrent
 
     return RECURRENT if is_recurrent(load_model_config(folder, config)) else PAGED

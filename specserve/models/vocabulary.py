@@ -52,7 +52,8 @@ def _differences(target: dict[str, int], draft: dict[str, int], target_name: str
     shown = "; ".join(f"{token!r} is {_said(target, token)} / {_said(draft, token)}" for token in different[:5])
     return (
         f"target ({target_name}) and draft ({draft_name}) have different tokenizers: {len(different)} tokens "
-        f"differ. target / draft: {shown}. Use a draft model of the target's own family"
+        f"differ. target / draft: {shown}. Use a draft model of the target's own family, "
+        f"or set draft.model.vocabulary to intersection"
     )
 
 

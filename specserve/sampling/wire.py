@@ -139,6 +139,8 @@ def encode_hidden(states: torch.Tensor) -> Hidden:
 def decode_hidden(hidden: Hidden, width: int) -> torch.Tensor:
     """States [m, width] on the CPU. Raises ProtocolError for rows of another width."""
     dtype: torch.dtype = getattr(torch, hidden.dtype)
+    if not len(hidden.rows):
+        return torch.empty(0, width, dtype=dtype)
     if hidden.rows.ndim != 2 or hidden.rows.shape[1] != width * dtype.itemsize:
         raise ProtocolError(f"hidden states of shape {hidden.rows.shape} bytes are not {width} {hidden.dtype} wide")
     return torch.from_numpy(hidden.rows.copy()).view(dtype)

@@ -49,8 +49,8 @@ class Clock:
         return self.now
 
 
-def info(role, blocks=64, block_tokens=4, context=64):
-    return WorkerInfo(role, "cpu", blocks, block_tokens, context, VOCAB, 0, 0.0, place=role)
+def info(role, blocks=64, block_tokens=4, context=64, reads_hidden=False):
+    return WorkerInfo(role, "cpu", blocks, block_tokens, context, VOCAB, 0, 0.0, place=role, reads_hidden=reads_hidden)
 
 
 class Pipeline:
@@ -73,6 +73,7 @@ class Pipeline:
         tracer=None,
         tokenizer=None,
         metrics=None,
+        reads_hidden=False,
         **engine,
     ):
         self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
@@ -83,6 +84,7 @@ class Pipeline:
         self.deltas: dict[str, list[Delta]] = {}
         self.owners: dict[str, int] = {}
         self.make_channel = make_channel
+        self.reads_hidden = reads_hidden  # the draft
         self.round_s = round_s  # what the clock says a verification takes
         self.verifier = HeldChannel(self.makers["target"](), "target")
         self.draft = make_channel(self.makers["draft"](), "draft") if draft else None
@@ -91,7 +93,7 @@ class Pipeline:
         self.engine = Engine(
             self.config,
             target=info("target", blocks, context=context),
-            draft=info("draft", draft_blocks, context=context) if draft else None,
+            draft=info("draft", draft_blocks, 4, context, reads_hidden) if draft else None,
             verifier=self.verifier,
             drafter=self.draft,
             guesser=guesser,
@@ -153,7 +155,7 @@ class Pipeline:
             self.engine.attach("target", channel, life, info("target", blocks or self.engine._blocks.capacity))
         else:
             self.draft = channel
-            self.engine.attach("draft", channel, life, info("draft"))
+            self.engine.attach("draft", channel, life, info("draft", reads_hidden=self.reads_hidden))
 
     def gauges(self):
         """What the metrics say is held: requests, slots, blocks."""

@@ -98,3 +98,24 @@ def test_rows_that_are_no_dists_are_refused(dists: Dists) -> None:
     """Ids or mass outside the vocabulary, NaN, negative or no mass, and wrong sizes are protocol errors."""
     with pytest.raises(ProtocolError):
         wire.decode(dists, 9, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_hidden_states_arrive_bit_for_bit(dtype: torch.dtype) -> None:
+    """In their own dtype, values that are not finite among them; none at all are none."""
+    states = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
+    states[1, 2], states[2, 0] = float("inf"), float("nan")
+    shipped = wire.encode_hidden(states)
+    assert shipped.rows.shape == (3, 5 * dtype.itemsize)
+    found = wire.decode_hidden(shipped, 5)
+    assert found.dtype == dtype
+    assert torch.equal(found.view(torch.uint8), states.view(torch.uint8))
+    assert wire.decode_hidden(wire.encode_hidden(states[:0]), 5).shape == (0, 5)
+
+
+def test_hidden_states_of_another_kind_are_refused() -> None:
+    """Another width, and a dtype that does not travel, are protocol errors."""
+    with pytest.raises(ProtocolError, match="4 float32 wide"):
+        wire.decode_hidden(wire.encode_hidden(torch.zeros(3, 5)), 4)
+    with pytest.raises(ProtocolError, match="do not travel"):
+        wire.encode_hidden(torch.zeros(3, 5, dtype=torch.float64))

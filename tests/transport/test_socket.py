@@ -81,18 +81,22 @@ def every_message() -> list[m.Message]:
     rows = ints(2**40, 7, dtype="int64")
     two = ints(1, 2)
     flags = np.array([True, False])
+    hidden = m.Hidden("bfloat16", np.arange(72, dtype="uint8").reshape(3, 24))
     floats = np.array([-0.5, -np.inf, 0], dtype="float32")
     return [
         m.Open(2**40, 3, ints(1, 2, 3), 2, chain, (0, 2), "rejection", 2**63 - 1, 5, None),
         m.Open(1, 0, ints(1), 1, chain, (), "exact", 0, structured=Structured("choice", '["é"]')),
         m.Close(9),
         m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9)),
+        m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9), two, hidden),
         m.PlanAhead(1, rows, *[two] * 4, ints(1, 2, 3), *[two] * 5, ints(1, 1), *[two] * 4, ints(4, 5, 6), *[two] * 3),
         m.PushAhead(3, 0, True, two, ints(-1, 0), ints(7, 8), dists(1, 1000), 0.25),
         m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, dists(2, 1000), two, two),
+        m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, m.Dists.none(), two, two, flags),
         m.Push(3, rows, two, two, two, two, two, two, two, flags, flags, m.Dists.none(), 0.25),
         m.Verdict(4, rows, two, two, ints(-1, 4), 0.5, 0.125),
         m.Verdict(4, rows, two, two, two, 0.5, 0.125, m.Scores(two, two, floats, ints(1, 2, 3, 4, 5), floats)),
+        m.Verdict(4, rows, two, two, two, 0.5, 0.125, hidden=hidden),
         m.Cannot(5, rows, two, two),
         m.Failed(6, m.empty("int64"), "why"),
         m.Submit(request),
