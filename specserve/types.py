@@ -96,7 +96,8 @@ class Request:
     structured holds the answer to a grammar, at whose end only an end token may follow; it excludes ignore_eos.
     source names the one speculator that drafts for this request; None means the deployment's, behind the prediction
     where there is one. prediction holds the tokens that the client expects the answer to be, none if it expects
-    nothing: they are drafts, and change no answer.
+    nothing: they are drafts, and change no answer. client numbers the API key that asks, from 1; 0 is none. Clients
+    take turns in the queue.
     """
 
     id: RequestId
@@ -116,6 +117,7 @@ class Request:
     structured: Structured | None = None
     source: SourceName | None = None
     prediction: tuple[int, ...] = ()
+    client: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
+from specserve.coordinator.fairness import enqueue, has_room
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
 from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
@@ -141,7 +142,7 @@ class Engine:
         self._next_row += 1
         state = admitted(row, request, owner, self._tokenizer, self._clock())
         self._states[request.id] = state
-        self._scheduler.waiting.append(state)
+        enqueue(self._scheduler.waiting, self._scheduler.running, state)
 
     def _check_request(self, request: Request) -> None:
         if self._dead is not None:
@@ -153,7 +154,7 @@ class Engine:
         check_request(request, self._config, self._target)
         self._own_drafts.check(request)
         places = max(0, self._config.max_requests - len(self._scheduler.running))
-        if len(self._scheduler.waiting) >= self._config.queue_limit + places:
+        if not has_room(self._scheduler.waiting, request.client, self._config.queue_limit + places):
             raise Overloaded(f"the queue is full ({self._config.queue_limit} requests wait); try again later")
 
     def cancel(self, request_id: str) -> None:
