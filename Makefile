@@ -1,6 +1,7 @@
 # make serve     chat with the demo model over HTTP on 127.0.0.1:8000 (ARGS="--speculator ngram" for more)
 # make test      the tests, sampled; make test-all: the full matrix
 # make check     format, lint, types
+# make audit     known vulnerabilities of the pinned packages, as a report (asks a public database)
 # make figures   the pictures of docs/exactness.md
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve test test-all check lint figures setup clean
+.PHONY: serve test test-all check lint audit figures setup clean
 
 serve: $(STAMP)
 	@exec $(BIN)/specserve serve $(ARGS)
@@ -25,6 +26,13 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check specserve tests
 	$(BIN)/ruff check specserve tests
 	$(BIN)/mypy
+
+# A report, not a gate: what is found is judged by people, and the database may be out of reach.
+audit: $(STAMP)
+	@test -x $(VENV)/audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)/audit && \
+		$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check --timeout 10 --retries 1 pip-audit; }
+	@$(VENV)/audit/bin/pip-audit --progress-spinner off --vulnerability-service osv --timeout 5 --format json \
+		--path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') | $(BIN)/python .ci/audit
 
 figures: $(STAMP)
 	$(BIN)/specserve bench exactness --plots docs/images --acceptance docs/results/acceptance.json

@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     _load_arguments(bench.add_parser("load", help="what clients see under load, and what the HTTP side costs"))
     _chaos_arguments(bench.add_parser("chaos", help="kill, stop, slow and cut off processes under open streams"))
     _scale_arguments(bench.add_parser("scale", help="throughput by number of pipelines, and ways of routing to them"))
+    _soak_arguments(bench.add_parser("soak", help="memory, files and shared memory over minutes of mixed load"))
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
     _gpu_arguments(bench.add_parser("gpu", help="one device, no Ray: checks, times of steps, and the whole pipeline"))
@@ -201,6 +202,17 @@ def _chaos_arguments(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument("--pause", type=float, default=3.0, help="longest pause between two faults; default: 3")
     chaos.add_argument("--json", type=Path, help="also write machine, versions, options and rows to this file")
     chaos.set_defaults(verb=_chaos)
+
+
+def _soak_arguments(soak: argparse.ArgumentParser) -> None:
+    soak.add_argument("--profile", default="qwen3-32b-0.6b-h100", help="a profile of emulated devices, or demo")
+    soak.add_argument("--clients", type=int, default=16, help="streams at once; default: 16")
+    soak.add_argument("--minutes", type=float, default=30.0, help="how long; default: 30")
+    soak.add_argument("--warm-up", type=float, default=60.0, help="seconds before the first look; default: 60")
+    soak.add_argument("--max-tokens", type=int, default=200, help="tokens per answer, exactly; default: 200")
+    soak.add_argument("--growth", type=float, default=0.02, help="share that a process may grow; default: 0.02")
+    soak.add_argument("--json", type=Path, help="also write machine, versions, options and rows to this file")
+    soak.set_defaults(verb=_soak)
 
 
 def _speculators_arguments(speculators: argparse.ArgumentParser) -> None:
@@ -564,9 +576,37 @@ def _chaos(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         settings = {name: getattr(options, name) for name in options.__slots__}
         write_json(arguments.json, settings | {"whole": summary(outcome)}, rows(outcome))
-    for promise in broken(outcome):
+    return _not_kept(broken(outcome))
+
+
+def _soak(arguments: argparse.Namespace) -> int:
+    from specserve.bench.report import check_json_path, show, write_json
+    from specserve.bench.soak import Options, broken, measure, rows, summary
+
+    if arguments.json is not None:
+        check_json_path(arguments.json)
+    options = Options(
+        profile=arguments.profile,
+        clients=arguments.clients,
+        minutes=arguments.minutes,
+        warm_up_s=arguments.warm_up,
+        max_tokens=arguments.max_tokens,
+        most_growth=arguments.growth,
+    )
+    outcome = measure(options, _progress)
+    show(f"{options.profile}, {options.clients} clients, {options.minutes:g} minutes", rows(outcome))
+    show("the whole run", [summary(outcome)])
+    if arguments.json is not None:
+        settings = {name: getattr(options, name) for name in options.__slots__}
+        write_json(arguments.json, settings | {"whole": summary(outcome)}, rows(outcome))
+    return _not_kept(broken(outcome, options.most_growth))
+
+
+def _not_kept(promises: list[str]) -> int:
+    """Tell the promises that were not kept; the exit status."""
+    for promise in promises:
         print(f"specserve: not kept: {promise}", file=sys.stderr)
-    return 1 if broken(outcome) else 0
+    return 1 if promises else 0
 
 
 def _scale(arguments: argparse.Namespace) -> int:

@@ -96,7 +96,8 @@ class Request:
     structured holds the answer to a grammar, at whose end only an end token may follow; it excludes ignore_eos.
     source names the one speculator that drafts for this request; None means the deployment's, behind the prediction
     where there is one. prediction holds the tokens that the client expects the answer to be, none if it expects
-    nothing: they are drafts, and change no answer.
+    nothing: they are drafts, and change no answer. client numbers the API key that asks, from 1; 0 is none. Clients
+    take turns in the queue.
     trace is the W3C traceparent of the span that this request belongs to, None where nobody traces it.
     Requests of different cache_salt never share KV.
     answer holds the tokens with which the answer begins, all of which the client has: those of a request that goes on
@@ -123,6 +124,7 @@ class Request:
     trace: str | None = None
     cache_salt: str = ""
     answer: tuple[int, ...] = ()
+    client: int = 0
 
 
 @dataclass(frozen=True, slots=True)

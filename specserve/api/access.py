@@ -108,6 +108,12 @@ class HeaderLimit:
         await self._app(scope, receive, send)
 
 
+def client_of(scope: Scope) -> int:
+    """The number of the client's key, from 1; 0 without one."""
+    key: int | None = scope.get(_KEY)
+    return 0 if key is None else key + 1
+
+
 def _hashes(keys: Sequence[SecretStr]) -> list[bytes]:
     return [_hash(key.get_secret_value().encode()) for key in keys]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from specserve.api import convert, page
-from specserve.api.access import Admission, HeaderLimit, Keys
+from specserve.api.access import Admission, HeaderLimit, Keys, client_of
 from specserve.api.body import read_object
 from specserve.api.document import document
 from specserve.api.errors import error_response
@@ -238,6 +238,8 @@ class _Api:
         return body
 
     async def _answer(self, request: HttpRequest, job: Job, body: Generation) -> Response:
+        client = client_of(request.scope)
+        job = replace(job, requests=[replace(each, client=client) for each in job.requests])
         if body.stream:
             return EventStream(job, self._engine, self._tokenizer, self.http)
         work = collect(job, self._engine, self._tokenizer)

@@ -36,7 +36,7 @@ _MAY_FAIL: Final = frozenset({"coordinator", "ingress"})
 _POLL_S: Final = 0.05
 _LONGEST_RECOVERY_S: Final = 120.0
 _SETTLE_S: Final = 20.0
-_INGRESSES: Final = 2
+INGRESSES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +108,29 @@ def measure(options: Options, progress: Progress) -> Outcome:
 
     options.check()
     progress("starting Ray")
-    with running(configured(options)) as (url, config):
+    deployment = configs.parse(settings_of(options.profile, options.clients), where="bench chaos")
+    with running(deployment) as (url, config):
         return asyncio.run(_run(url, config, options, progress))
 
 
-def configured(options: Options) -> Config:
-    """The deployment: two ingresses, and answers whose text is determined. Raises ConfigError."""
+def settings_of(profile: str, clients: int) -> dict[str, Any]:
+    """A deployment for so many clients, and with answers whose text is determined. Raises ConfigError."""
     from specserve.models import _device_profile
 
-    if options.profile == "demo":
+    if profile == "demo":
         # Without it, the shape of a batch alone may flip a choice of a real model.
         settings: dict[str, Any] = {"engine.batch_invariant": True}
     else:
-        settings = _device_profile.settings(options.profile)
+        settings = _device_profile.settings(profile)
     settings |= {
         "server.port": 0,
-        "server.max_inflight": max(512, 2 * options.clients),
-        "engine.queue_limit": max(256, options.clients),
-        "cluster.ingress_replicas": _INGRESSES,
+        "server.max_inflight": max(512, 2 * clients),
+        "engine.queue_limit": max(256, clients),
+        "cluster.ingress_replicas": INGRESSES,
     }
-    return configs.parse(configs.override({}, settings), where="bench chaos")
+    tree = configs.override({}, settings)
+    assert isinstance(tree, dict)
+    return tree
 
 
 async def _run(url: str, config: Config, options: Options, progress: Progress) -> Outcome:
@@ -142,7 +145,7 @@ async def _run(url: str, config: Config, options: Options, progress: Progress) -
         progress(f"{options.clients} clients; faults for {options.seconds:g} s")
         faults = _faults(options, outcome, progress)
         await keep_asking(client, asks, options.clients, faults, lambda n, seen: outcome.note(seen, expected[n]))
-        outcome.left = await _left(client)
+        outcome.left = await left_over(client)
         outcome.recomputed = _refilled(await _metrics(client)) - before
     return outcome
 
@@ -193,7 +196,7 @@ def _well(role: str, gone: int | None) -> bool:
     if not states or any(state.health.status != "ok" for state in states):
         return False
     pids = _pids(role)
-    enough = len(pids) >= (_INGRESSES if role == "ingress" else 1)
+    enough = len(pids) >= (INGRESSES if role == "ingress" else 1)
     return enough and gone not in pids and all(map(alive, pids))
 
 
@@ -216,7 +219,7 @@ def _samples(exposition: str) -> list[tuple[str, dict[str, str], float]]:
     return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
-async def _left(client: httpx.AsyncClient) -> dict[str, float]:
+async def left_over(client: httpx.AsyncClient) -> dict[str, float]:
     """What is still held, once there was time to give it back."""
     deadline_s = time.monotonic() + _SETTLE_S
     while True:

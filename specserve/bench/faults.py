@@ -60,7 +60,7 @@ def slow(pid: int, seconds: float) -> None:
 def starve(pid: int, seconds: float) -> None:
     """Let every allocation fail that would take new memory from the system. Raises ConfigError if not allowed to."""
     with contextlib.suppress(OSError, ProcessLookupError):  # the process is gone
-        used = 1024 * int(_status(pid, "VmSize"))
+        used = 1024 * int(status_of(pid, "VmSize"))
         try:
             before = resource.prlimit(pid, resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
         except (PermissionError, ValueError):
@@ -78,7 +78,7 @@ def _while_alive(pid: int, seconds: float) -> None:
         time.sleep(_SLOW_PERIOD_S)
 
 
-def _status(pid: int, name: str) -> str:
+def status_of(pid: int, name: str) -> str:
     """A number that the system tells of a process, e.g. VmSize or VmRSS in KiB. Raises OSError when it is gone."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):

@@ -21,6 +21,8 @@ End = Literal["finished", "failed", "cut", "hung"]
 _PATIENCE_S: Final = 180.0
 _PROMPTS: Final = 8
 _PAUSE_S: Final = 0.05
+_TRIES: Final = 5
+_BETWEEN_TRIES_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,16 @@ def _take(event: dict[str, Any], seen: Seen) -> None:
 
 async def expectations(client: httpx.AsyncClient, asks: Sequence[Ask]) -> list[str]:
     """The texts of a server to which nothing happens. Raises SpecserveError when it does not answer."""
-    found = await asyncio.gather(*(watch(client, ask) for ask in asks))
-    for seen in found:
-        if seen.end != "finished":
-            raise SpecserveError(f"the server does not answer before any fault: {seen.end} {seen.reason}")
-    return [seen.text for seen in found]
+    return list(await asyncio.gather(*(_expected(client, ask) for ask in asks)))
+
+
+async def _expected(client: httpx.AsyncClient, ask: Ask) -> str:
+    for _ in range(_TRIES):
+        seen = await watch(client, ask)
+        if seen.end == "finished":
+            return seen.text
+        await asyncio.sleep(_BETWEEN_TRIES_S)  # a machine that is busy with starting takes processes for lost
+    raise SpecserveError(f"the server does not answer before any fault: {seen.end} {seen.reason}")
 
 
 async def keep_asking(

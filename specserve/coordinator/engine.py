@@ -26,6 +26,7 @@ from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
+from specserve.coordinator.fairness import enqueue, has_room
 from specserve.coordinator.hidden_drafts import HiddenDrafts
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
@@ -161,7 +162,7 @@ class Engine:
         if self._traces is not None:
             self._traces.admitted(state)
         self._states[request.id] = state
-        self._scheduler.waiting.append(state)
+        enqueue(self._scheduler.waiting, self._scheduler.running, state)
 
     def _runs_for(self, owner: str, request_id: str) -> bool:
         state = self._states.get(request_id)
@@ -179,7 +180,7 @@ class Engine:
         if self._draining:
             raise Unavailable("the server is draining and takes no new requests; try another replica")
         places = max(0, self._config.max_requests - len(self._scheduler.running))
-        if len(self._scheduler.waiting) >= self._config.queue_limit + places:
+        if not has_room(self._scheduler.waiting, request.client, self._config.queue_limit + places):
             raise Overloaded(f"the queue is full ({self._config.queue_limit} requests wait); try again later")
 
     def cancel(self, request_id: str) -> None:

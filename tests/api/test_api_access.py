@@ -199,3 +199,15 @@ def test_get_requests_are_no_load() -> None:
             return [*codes, (await task).status_code]
 
     assert asyncio.run(run()) == [200, 200, 200, 200]
+
+
+def test_the_engine_is_told_whose_key_it_is_and_not_the_key() -> None:
+    """By number, from 1; requests without a client's key are all one client."""
+    engine = ScriptedEngine(said("x"))
+    app = app_of(engine, **KEYS)
+    for key in (ONE, TWO, ADMIN):
+        assert call(app, "POST", "/v1/completions", json={"prompt": "hi"}, headers=bearer(key)).status_code == 200
+    assert [request.client for request in engine.requests] == [1, 2, 0]
+    open_to_all = ScriptedEngine(said("x"))
+    assert complete(app_of(open_to_all), n=2).status_code == 200
+    assert [request.client for request in open_to_all.requests] == [0, 0]

@@ -18,7 +18,7 @@ ONE = {"a": (1, 2, 3)}
 TWO = ONE | {"b": (4, 5, 6, 7, 8)}
 ROOMY = {"depth": 1, "blocks": 16, "draft_blocks": 16, "max_requests": 2, "max_batch_tokens": 16, "prefill_chunk": 4}
 TIGHT = ROOMY | {"context": 8, "blocks": 2, "draft_blocks": 2}
-"""Two requests of five and six tokens do not fit into two blocks of four: one is preempted."""
+"""Two requests of six tokens each do not fit into two blocks of four: one is preempted."""
 
 
 def bounds(prompts, max_tokens, rare, outcomes, **settings):
@@ -56,7 +56,7 @@ def test_two_rare_events_in_one_history(outcomes, max_tokens, record_property):
 @pytest.mark.parametrize("outcomes", [0, 2])
 def test_one_rare_event_among_two_requests_of_which_one_is_preempted(outcomes, record_property):
     """Preemption meets losses, cancels and late messages."""
-    found = explore(bounds({"a": (1, 2, 3), "b": (4, 5, 6, 7)}, 2, 1, outcomes, **TIGHT), most=20_000)
+    found = explore(bounds({"a": (1, 2, 3), "b": (4, 5, 6)}, 3, 1, outcomes, **TIGHT), most=20_000)
     record_property("explored", str(found))
     assert found.preempted > 0
 
