@@ -2,7 +2,7 @@
 
 The model's own modules run unchanged on flat tokens [1, T] without padding; one attention function keeps keys and
 values in pages and knows the rows (block tables as in PagedAttention, Kwon et al. 2023). Logits are computed for
-the wanted tokens only.
+the wanted tokens only. On a CPU the Llama kind has a shorter way through the same weights (`_flat_decoder`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import NoRowStates, RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
+from specserve.models._flat_decoder import FlatDecoder
 from specserve.models._invariant_step import InvariantStep
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
 from specserve.models._row_groups import RaggedPlan
@@ -52,6 +53,7 @@ class PagedTransformers:
         model.set_attn_implementation(_attention.NAME)
         _linear.speed_up(model)
         self._layouts, self._vocab_size = self._discover()
+        self._flat = FlatDecoder.of(model, {layer: layout.window for layer, layout in self._layouts.items()})
         self._pages: Pages | None = None
         self._states = NoRowStates()
         self._invariant = False
@@ -106,6 +108,7 @@ class PagedTransformers:
                 f"batch_invariant is there for float32 targets on a CPU; this one is {self._dtype} on {self._device}"
             )
         _invariance.make_invariant(self._model)
+        self._flat = None  # its activations and norms are not made row by row
         self._invariant = True
 
     @torch.inference_mode()
@@ -113,7 +116,8 @@ class PagedTransformers:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
         if self._pages is None:
             raise ConfigError("the backend was asked for a forward before its KV pages were allocated")
-        return self._run(batch.tokens, batch.positions, batch.wanted, self._step(self._pages, batch))
+        run = self._run if self._flat is None else self._flat.run
+        return run(batch.tokens, batch.positions, batch.wanted, self._step(self._pages, batch))
 
     def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
         if self._invariant:
