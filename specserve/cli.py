@@ -100,7 +100,24 @@ def _parser() -> argparse.ArgumentParser:
     _rules_arguments(bench.add_parser("rules", help="cost of each verification rule against reading the logits once"))
     _exactness_arguments(bench.add_parser("exactness", help="what rules put out against the target's law, with plots"))
     _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
+    _curves_arguments(bench.add_parser("curves", help="cost of a target's step by context and requests, on a CPU"))
     return parser
+
+
+def _curves_arguments(curves: argparse.ArgumentParser) -> None:
+    _config_arguments(curves)
+    curves.add_argument(
+        "--context", dest="contexts", type=_numbers, default=(128, 512, 1024, 2048, 4096),
+        help="positions of one request before the step; default: 128,512,1024,2048,4096",
+    )  # fmt: skip
+    curves.add_argument(
+        "--requests", type=_numbers, default=(1, 2, 4, 8, 16, 32, 64),
+        help="requests at the shortest context; default: 1,2,4,8,16,32,64",
+    )  # fmt: skip
+    curves.add_argument("--positions", type=_numbers, default=(1, 5), help="tokens per request; default: 1,5")
+    curves.add_argument("--repeats", type=int, default=5, help="turns, of which the fastest counts; default: 5")
+    curves.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    curves.set_defaults(verb=_curves)
 
 
 def _compare_arguments(compare: argparse.ArgumentParser) -> None:
@@ -406,6 +423,20 @@ def _speculators(arguments: argparse.Namespace) -> int:
     options = Options(*(getattr(arguments, name) for name in names))
     rows = measure(config, options, _progress)
     show(f"{config.served_name}: depth {options.depth}, at most {options.max_tokens} tokens per answer", rows)
+    if arguments.json is not None:
+        settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
+        write_json(arguments.json, settings, rows)
+    return 0
+
+
+def _curves(arguments: argparse.Namespace) -> int:
+    from specserve.bench.curves import Options, measure
+    from specserve.bench.report import show, write_json
+
+    config = _runnable(arguments)
+    options = Options(arguments.contexts, arguments.requests, arguments.positions, arguments.repeats)
+    rows = measure(config, options, _progress)
+    show(f"{config.served_name}: one step, fastest of {options.repeats}", rows)
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
         write_json(arguments.json, settings, rows)
