@@ -139,6 +139,12 @@ def _compare_arguments(compare: argparse.ArgumentParser) -> None:
     compare.add_argument(
         "--passes", type=int, default=2, help="interleaved repetitions; medians are reported; default: 2"
     )
+    compare.add_argument(
+        "--peers",
+        type=_named_urls,
+        default=(),
+        help="servers of other engines that run already, as NAME=URL,…; asked by OpenAI's completions API",
+    )
     compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     compare.set_defaults(verb=_compare)
 
@@ -271,6 +277,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _named_urls(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [tuple(part.partition("=")[::2]) for part in _names(text)]
+    if not all(name and url.startswith(("http://", "https://")) for name, url in pairs):
+        raise argparse.ArgumentTypeError(f"takes servers such as vllm=http://127.0.0.1:8081; found {text!r}")
+    return tuple((name, url) for name, url in pairs)
+
+
 _FLAGS = {
     "target": "target.source",
     "draft": "draft.model.source",
@@ -391,6 +404,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         prompts=arguments.prompts,
         max_tokens=arguments.max_tokens,
         passes=arguments.passes,
+        peers=arguments.peers,
     )
     rows = compare(config, options, _progress)
     show(f"{config.served_name}: greedy, {options.prompts} prompts × {options.max_tokens} tokens", rows)
