@@ -83,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     bench = verbs.add_parser("bench", help="measure speed and acceptance, systems side by side").add_subparsers(
         required=True, metavar="BENCH"
     )
+    _add_benches(bench)
+    return parser
+
+
+def _add_benches(bench: Any) -> None:
     _compare_arguments(
         bench.add_parser("compare", help="depth 0 against depth k, in process, through Ray, and transformers")
     )
@@ -108,7 +113,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     _coordinator_arguments(bench.add_parser("coordinator", help="cost of a round to the coordinator, without models"))
     _metrics_arguments(bench.add_parser("metrics", help="throughput with metrics on against off, and with traces"))
-    return parser
+    _curves_arguments(bench.add_parser("curves", help="cost of a target's step by context and requests, on a CPU"))
+
+
+def _curves_arguments(curves: argparse.ArgumentParser) -> None:
+    _config_arguments(curves)
+    curves.add_argument(
+        "--context", dest="contexts", type=_numbers, default=(128, 512, 1024, 2048, 4096),
+        help="positions of one request before the step; default: 128,512,1024,2048,4096",
+    )  # fmt: skip
+    curves.add_argument(
+        "--requests", type=_numbers, default=(1, 2, 4, 8, 16, 32, 64),
+        help="requests at the shortest context; default: 1,2,4,8,16,32,64",
+    )  # fmt: skip
+    curves.add_argument("--positions", type=_numbers, default=(1, 5), help="tokens per request; default: 1,5")
+    curves.add_argument("--repeats", type=int, default=5, help="turns, of which the fastest counts; default: 5")
+    curves.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
+    curves.set_defaults(verb=_curves)
 
 
 def _compare_arguments(compare: argparse.ArgumentParser) -> None:
@@ -129,6 +150,12 @@ def _compare_arguments(compare: argparse.ArgumentParser) -> None:
     compare.add_argument("--max-tokens", type=int, default=32, help="tokens per answer, exactly; default: 32")
     compare.add_argument(
         "--passes", type=int, default=2, help="interleaved repetitions; medians are reported; default: 2"
+    )
+    compare.add_argument(
+        "--peers",
+        type=_named_urls,
+        default=(),
+        help="servers of other engines that run already, as NAME=URL,…; asked by OpenAI's completions API",
     )
     compare.add_argument("--json", type=Path, help="also write machine, versions, config and rows to this file")
     compare.set_defaults(verb=_compare)
@@ -339,6 +366,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _named_urls(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [tuple(part.partition("=")[::2]) for part in _names(text)]
+    if not all(name and url.startswith(("http://", "https://")) for name, url in pairs):
+        raise argparse.ArgumentTypeError(f"takes servers such as vllm=http://127.0.0.1:8081; found {text!r}")
+    return tuple((name, url) for name, url in pairs)
+
+
 _FLAGS = {
     "target": "target.source",
     "draft": "draft.model.source",
@@ -457,6 +491,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         prompts=arguments.prompts,
         max_tokens=arguments.max_tokens,
         passes=arguments.passes,
+        peers=arguments.peers,
     )
     rows = compare(config, options, _progress)
     show(f"{config.served_name}: greedy, {options.prompts} prompts × {options.max_tokens} tokens", rows)
@@ -489,6 +524,20 @@ def _speculators(arguments: argparse.Namespace) -> int:
     options = Options(*(getattr(arguments, name) for name in names))
     rows = measure(config, options, _progress)
     show(f"{config.served_name}: depth {options.depth}, at most {options.max_tokens} tokens per answer", rows)
+    if arguments.json is not None:
+        settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
+        write_json(arguments.json, settings, rows)
+    return 0
+
+
+def _curves(arguments: argparse.Namespace) -> int:
+    from specserve.bench.curves import Options, measure
+    from specserve.bench.report import show, write_json
+
+    config = _runnable(arguments)
+    options = Options(arguments.contexts, arguments.requests, arguments.positions, arguments.repeats)
+    rows = measure(config, options, _progress)
+    show(f"{config.served_name}: one step, fastest of {options.repeats}", rows)
     if arguments.json is not None:
         settings = config.model_dump() | {"bench": {name: getattr(options, name) for name in options.__slots__}}
         write_json(arguments.json, settings, rows)

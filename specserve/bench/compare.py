@@ -1,4 +1,4 @@
-"""`specserve bench compare`: depth 0 against depth k, in process and through Ray, and against transformers' generate.
+"""`specserve bench compare`: depth 0 against depth k, in process and through Ray, and against other engines.
 
 All systems answer the same prompts greedily with the same number of tokens in one run; passes are interleaved, and the
 median of the passes is reported, so that a disturbance of the machine hits every system alike.
@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from specserve import drafting, folders
+from specserve.bench.peers import Peer
 from specserve.bench.prompts import CHATS
 from specserve.bench.report import Row
 from specserve.bench.systems import Http, Local, Outcome, Prompts, System, TransformersGenerate
 from specserve.config import Config
-from specserve.errors import ConfigError
+from specserve.errors import ConfigError, SpecserveError
 from specserve.local import LocalEngine
 from specserve.models.loading import prepare
 from specserve.text import Tokenizer
@@ -30,7 +30,7 @@ SYSTEMS = ("transformers", "local", "ray")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to run. depths are sorted by the order given; 0 is plain decoding."""
+    """What to run. depths are sorted by the order given; 0 is plain decoding. peers are (name, base URL) of servers."""
 
     depths: tuple[int, ...] = (0, 4)
     concurrency: tuple[int, ...] = (1, 8)
@@ -39,6 +39,7 @@ class Options:
     prompts: int = 8
     max_tokens: int = 32
     passes: int = 2
+    peers: tuple[tuple[str, str], ...] = ()
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot be run."""
@@ -60,10 +61,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One line of the table."""
+    """One line of the table; depth None is the system's own affair."""
 
     system: System
-    depth: int
+    depth: int | None
     concurrency: int
 
 
@@ -84,6 +85,19 @@ def compare(config: Config, options: Options, progress: Progress) -> list[Row]:
     if "ray" in options.systems:
         with _through_ray(config, options, progress) as cases:
             rows += _measure(cases, prompts, options, progress)
+    return rows + _peer_rows(prompts, options, progress)
+
+
+def _peer_rows(prompts: Prompts, options: Options, progress: Progress) -> list[Row]:
+    """Servers that others started. One that is not there, or does not do what is asked, has a row that says so."""
+    rows: list[Row] = []
+    for name, url in options.peers:
+        try:
+            with Peer(name, url) as peer:
+                rows += _measure(_cases(peer, (None,), options.concurrency), prompts, options, progress)
+        except SpecserveError as error:
+            progress(f"skipped {name}: {error.message}")
+            rows.append(_cells(name, f"skipped: {error.message}"))
     return rows
 
 
@@ -124,7 +138,7 @@ def _transformers_cases(config: Config, options: Options, progress: Progress) ->
     return cases
 
 
-def _cases(system: System, depths: Sequence[int], concurrency: Sequence[int]) -> list[Case]:
+def _cases(system: System, depths: Sequence[int | None], concurrency: Sequence[int]) -> list[Case]:
     return [Case(system, depth, count) for count in concurrency for depth in depths]
 
 
@@ -145,28 +159,40 @@ def _through_ray(config: Config, options: Options, progress: Progress) -> Iterat
 
 def _measure(cases: Sequence[Case], prompts: Prompts, options: Options, progress: Progress) -> list[Row]:
     for case in cases:  # warm up: first-time allocations and imports belong to nobody
-        case.system.run(prompts[:1], 4, case.depth, 1)
+        case.system.run(prompts[:1], 4, case.depth or 0, 1)
     outcomes: dict[int, list[Outcome]] = {index: [] for index in range(len(cases))}
     for number in range(options.passes):
         for index, case in enumerate(cases):
             progress(
-                f"pass {number + 1} of {options.passes}: {case.system.name} {case.system.mode}, depth {case.depth}, "
-                f"{case.concurrency} at a time"
+                f"pass {number + 1} of {options.passes}: {case.system.name} {_mode(case)}, {case.concurrency} at a time"
             )
-            outcomes[index].append(case.system.run(prompts, options.max_tokens, case.depth, case.concurrency))
+            outcomes[index].append(case.system.run(prompts, options.max_tokens, case.depth or 0, case.concurrency))
     return [_row(case, outcomes[index]) for index, case in enumerate(cases)]
 
 
-def _row(case: Case, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _mode(case: Case) -> str:
+    """Our own engines at depth 0 decode plainly, whatever they would draft with."""
+    return "plain" if case.depth == 0 and case.system.name.startswith("specserve") else case.system.mode
+
+
+def _row(case: Case, outcomes: Sequence[Outcome]) -> Row:
     last = outcomes[-1]
     overheads = [one.overhead_ms_per_round for one in outcomes if one.overhead_ms_per_round is not None]
-    return {
-        "system": case.system.name,
-        "mode": case.system.mode if case.depth or case.system.name == "transformers" else "plain",
-        "depth": case.depth,
-        "concurrency": case.concurrency,
-        "tokens_per_s": median(one.tokens_per_s for one in outcomes),
-        "tokens_per_round": last.tokens / last.rounds if last.rounds else None,
-        "acceptance": last.kept / last.drafted if last.drafted and last.kept is not None else None,
-        "overhead_ms_per_round": median(overheads) if overheads and case.concurrency == 1 else None,
-    }
+    return _cells(
+        case.system.name,
+        _mode(case),
+        depth=case.depth,
+        concurrency=case.concurrency,
+        tokens_per_s=median(one.tokens_per_s for one in outcomes),
+        tokens_per_round=last.tokens / last.rounds if last.rounds else None,
+        acceptance=last.kept / last.drafted if last.drafted and last.kept is not None else None,
+        overhead_ms_per_round=median(overheads) if overheads and case.concurrency == 1 else None,
+    )
+
+
+_COLUMNS = ("depth", "concurrency", "tokens_per_s", "tokens_per_round", "acceptance", "overhead_ms_per_round")
+
+
+def _cells(system: str, mode: str, **found: float | None) -> Row:
+    """One line of the table; what was not found stays empty."""
+    return {"system": system, "mode": mode} | {name: found.get(name) for name in _COLUMNS}

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from specserve.config import ModelConfig
 from specserve.errors import SpecserveError
 from specserve.local import LocalEngine
+from specserve.models.loading import load_model
 from specserve.types import Request, RequestId, RequestStats, Sampling
 
 Prompts = Sequence[Sequence[int]]
@@ -62,7 +64,8 @@ class TransformersGenerate:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
         self._options: dict[str, Any] = {}
         if assistant is not None:
-            self._options["assistant_model"] = AutoModelForCausalLM.from_pretrained(assistant, dtype="float32").eval()
+            # Not from_pretrained: it would pass over a head for a part of the vocabulary, and guess with the embedding.
+            self._options["assistant_model"] = load_model(assistant, ModelConfig(source=str(assistant), device="cpu"))
 
     def run(self, prompts: Prompts, max_tokens: int, depth: int, concurrency: int) -> Outcome:
         """concurrency counts only for the static batch; otherwise one prompt follows the other."""

@@ -149,7 +149,7 @@ class Engine:
         try:
             self._check_request(request)
             if before is None:
-                self._check_room()
+                self._check_room(request)
         except SpecserveError as error:
             self._metrics.rejected(error.code)
             raise
@@ -176,7 +176,7 @@ class Engine:
         check_request(request, self._config, self._target)
         self._own_drafts.check(request)
 
-    def _check_room(self) -> None:
+    def _check_room(self, request: Request) -> None:
         if self._draining:
             raise Unavailable("the server is draining and takes no new requests; try another replica")
         places = max(0, self._config.max_requests - len(self._scheduler.running))

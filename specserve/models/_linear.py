@@ -61,6 +61,11 @@ def make_invariant(model: nn.Module) -> None:
             )
 
 
+def joint_product(first: nn.Module) -> PackedLinear | None:
+    """The product of all layers that `first` (such as `q_proj`) shares its input with; None where it is on its own."""
+    return getattr(first, "product", None) if isinstance(first, _Part) else None
+
+
 def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
     # Subclasses may compute something else.
     return type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"

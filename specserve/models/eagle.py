@@ -32,7 +32,7 @@ from transformers.models.llama.modeling_llama import (
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import NoRowStates, RaggedBatch, _attention, _head_folder, _linear, _rope, loading
+from specserve.models import AtOnce, NoRowStates, RaggedBatch, _attention, _head_folder, _linear, _rope, loading
 from specserve.models._head_folder import HeadDescription
 from specserve.models._pages import LayerLayout, PagedStep, Pages
 from specserve.models._reduced_head import ReducedHead
@@ -174,6 +174,11 @@ class EagleHead:
     def place(self) -> str:
         """The GPU, or this machine's CPU."""
         return loading.place_of(self._device)
+
+    @property
+    def hardware(self) -> AtOnce:
+        """Reading a result waits for it."""
+        return AtOnce()
 
     @property
     def states(self) -> NoRowStates:

@@ -10,7 +10,7 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, RaggedBatch, RowStates, _other_vocabulary, paged_transformers
+from specserve.models import Backend, Hardware, RaggedBatch, RowStates, _other_vocabulary, paged_transformers
 
 
 def build(config: ModelConfig, folder: Path) -> OtherVocabulary:
@@ -54,6 +54,11 @@ class OtherVocabulary:
     def place(self) -> str:
         """See `Backend`."""
         return self._backend.place
+
+    @property
+    def hardware(self) -> Hardware:
+        """The model's own."""
+        return self._backend.hardware
 
     @property
     def states(self) -> RowStates:

@@ -2,7 +2,7 @@
 
 The model's own modules run unchanged on flat tokens [1, T] without padding; one attention function keeps keys and
 values in pages and knows the rows (block tables as in PagedAttention, Kwon et al. 2023). Logits are computed for
-the wanted tokens only.
+the wanted tokens only. On a CPU the Llama kind has a shorter way through the same weights (`_flat_decoder`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from specserve.models import (
     _rope,
     loading,
 )
+from specserve.models._flat_decoder import FlatDecoder
 from specserve.models._invariant_step import InvariantStep
 from specserve.models._observer import Observer
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
@@ -63,6 +64,7 @@ class PagedTransformers:
         model.set_attn_implementation(_attention.NAME)
         _linear.speed_up(model)
         self._layouts, self._vocab_size = self._discover()
+        self._flat = FlatDecoder.of(model, {layer: layout.window for layer, layout in self._layouts.items()})
         self._pages: Pages | None = None
         self._states = NoRowStates()
         self._invariant = False
@@ -123,11 +125,13 @@ class PagedTransformers:
                 f"batch_invariant is there for float32 targets on a CPU; this one is {self._dtype} on {self._device}"
             )
         _invariance.make_invariant(self._model)
+        self._flat = None  # its activations and norms are not made row by row
         self._invariant = True
 
     def observe(self, layers: Sequence[int]) -> None:
         """See `ShowsHidden`."""
         self._observer = Observer(self._model, layers)
+        self._flat = None  # it goes past the modules that are observed
 
     def observed(self) -> torch.Tensor:
         """See `ShowsHidden`."""
@@ -140,7 +144,8 @@ class PagedTransformers:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
         if self._pages is None:
             raise ConfigError("the backend was asked for a forward before its KV pages were allocated")
-        return self._run(batch.tokens, batch.positions, batch.wanted, self._step(self._pages, batch))
+        run = self._run if self._flat is None else self._flat.run
+        return run(batch.tokens, batch.positions, batch.wanted, self._step(self._pages, batch))
 
     def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
         if self._invariant:
