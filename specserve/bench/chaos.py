@@ -30,8 +30,8 @@ Progress = Callable[[str], None]
 
 ROLES: Final = ("draft", "target", "coordinator", "ingress")
 _REPLACED: Final = frozenset({"kill", "stop"})
-_MAY_FAIL: Final = frozenset({"coordinator", "ingress"})
-"""Streams may end before their time where these are hurt: a socket cannot be moved to another process."""
+_MAY_FAIL: Final = frozenset({"ingress"})
+"""Streams may end before their time where this is hurt: a socket cannot be moved to another process."""
 
 _POLL_S: Final = 0.05
 _LONGEST_RECOVERY_S: Final = 120.0

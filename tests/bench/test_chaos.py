@@ -44,7 +44,7 @@ def test_the_longest_gap_is_that_which_a_fault_lies_in():
 
 
 def test_failures_are_blamed_on_the_fault_before_them():
-    """Streams may fail where a coordinator or an ingress was hurt, and nowhere else."""
+    """Streams may fail where an ingress was hurt, and nowhere else."""
     faults = [Fault("kill", "target", 1.0, 5.0), Fault("kill", "ingress", 6.0, 9.0)]
     innocent, excused, not_excused, early = (
         seen(),
@@ -136,5 +136,5 @@ def test_a_short_run_on_a_real_ray_keeps_every_promise(tmp_path, capsys):
 @pytest.mark.ray
 @pytest.mark.full
 def test_all_faults_on_all_processes(tmp_path):
-    """A minute of everything: streams of a hurt coordinator or ingress may fail, and no promise is broken."""
+    """A minute of everything: streams of a hurt ingress may fail, and no promise is broken."""
     assert main(["bench", "chaos", "--clients", "8", "--seconds", "60", "--seed", "2", "--max-tokens", "200"]) == 0
