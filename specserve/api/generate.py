@@ -203,9 +203,14 @@ def _with_usage(job: Job, chunk: dict[str, Any], answers: Sequence[Answer]) -> d
     return chunk | {"usage": None} if job.include_usage else chunk
 
 
+_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+"""Characters that many clients' readers of lines take for the end of one, though no server-sent event ends there."""
+
+
 def event(data: Mapping[str, Any]) -> bytes:
     """A server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n\n"
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.translate(_LINE_ENDS).encode("utf-8") + b"\n\n"
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -31,7 +31,7 @@ from specserve.local import LocalEngine, load_parts
 from specserve.metrics import EngineMetrics
 from specserve.metrics.engine import Committed
 from specserve.tracing import tracer_of
-from specserve.types import PoolLevels, Request, RequestId, RequestStats, Role, Sampling
+from specserve.types import CacheStats, PoolLevels, Request, RequestId, RequestStats, Role, Sampling
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -63,6 +63,9 @@ class Uncounted(EngineMetrics):
         """Nothing."""
 
     def levels(self, levels: PoolLevels) -> None:
+        """Nothing."""
+
+    def prefix_cache(self, role: Role, stats: CacheStats) -> None:
         """Nothing."""
 
     def ended(self, reason: str, stats: RequestStats) -> None:

@@ -7,7 +7,7 @@ need no clock on this side, and neither the start nor the end of answers is in t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 
@@ -29,7 +29,7 @@ _SUMS = {
     "first_kept": ("spec_decode_num_accepted_tokens_per_pos_total", "0"),
     "wall_s": ("round_seconds_sum", ""),
     "draft_s": ("worker_busy_seconds_total", "draft"),
-    "target_s": ("worker_busy_seconds_total", "forward"),
+    "target_s": ("worker_busy_seconds_total", "forward sampling"),
     "overlap_s": ("overlap_seconds_total", ""),
     "hits": ("spec_decode_outcomes_total", "hit"),
     "misses": ("spec_decode_outcomes_total", "miss"),
@@ -37,7 +37,7 @@ _SUMS = {
     "wire_s": ("worker_wait_seconds_total", "wire"),
     "bytes": ("network_bytes_total", ""),
 }
-"""Where each field of `Counters` is found: a metric, and the value of the label that tells its parts apart."""
+"""Where each field of `Counters` is found: a metric, and which values of the label that tells its parts apart."""
 
 _WORKER_LINKS = ("to_target", "from_target", "to_draft", "from_draft")
 _PARTS = ("kind", "phase", "position", "result", "reason")
@@ -78,7 +78,7 @@ class Counters:
                 if "link" in sample.labels:
                     place = place[0], "" if sample.labels["link"] in _WORKER_LINKS else sample.labels["link"]
                 found[place] = found.get(place, 0.0) + sample.value
-        return Counters(**{name: found.get(place, 0.0) for name, place in _SUMS.items()})
+        return Counters(**{name: _sum_of(found, *place) for name, place in _SUMS.items()})
 
     def since(self, before: Counters) -> Counters:
         """What was added."""
@@ -88,6 +88,11 @@ class Counters:
     def steps(self) -> float:
         """Rows' shares of rounds: each of them gave one token that the target chose itself."""
         return self.tokens - self.kept
+
+
+def _sum_of(found: Mapping[tuple[str, str], float], metric: str, parts: str) -> float:
+    """The metric's parts together; one without parts has a part without a name."""
+    return sum(found.get((metric, part), 0.0) for part in parts.split() or [""])
 
 
 @dataclass(frozen=True, slots=True)

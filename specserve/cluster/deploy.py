@@ -87,8 +87,7 @@ def _pipelines(config: Config, drain_s: float) -> Any:
         ServedPipeline,
         name=PIPELINE,
         ray_actor_options={"num_cpus": 0},
-        # One call stays open for each request (`Pipeline.hold`); none may make another one wait.
-        max_ongoing_requests=1_000_000,
+        max_ongoing_requests=1000,
         max_constructor_retry_count=1,
         health_check_period_s=2,
         health_check_timeout_s=30,

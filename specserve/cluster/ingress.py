@@ -26,7 +26,7 @@ from specserve.sampling.grammar import Grammars
 from specserve.text import Tokenizer
 from specserve.tracing import Tracer
 from specserve.transport.socket import Address
-from specserve.types import Health, RequestId
+from specserve.types import Health
 
 log = logging.getLogger(__name__)
 
@@ -93,14 +93,7 @@ class Ingress:
             answer: dict[str, Any] = await pipeline.timeline.remote()
             return answer
 
-        async def hold(request_id: RequestId) -> None:
-            call = pipeline.hold.remote(request_id)
-            try:
-                await call
-            finally:
-                call.cancel()
-
-        return Pipe(connect, health, metrics, status, timeline, hold)
+        return Pipe(connect, health, metrics, status, timeline)
 
     async def _report(self, metrics: HttpMetrics) -> None:
         """Hand in what this replica counted, so that a scrape of any replica tells of all."""

@@ -23,7 +23,7 @@ from specserve.config import Config
 from specserve.errors import ConfigError, Unavailable
 from specserve.metrics import Snapshot
 from specserve.transport.socket import Address
-from specserve.types import Health, RequestId
+from specserve.types import Health
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +33,13 @@ _NODES_POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """What the launcher shows. `failure` says in words why the pipeline will never start, `warnings` what is slow.
-
-    open_requests counts the calls by which Serve sees what the pipeline works on.
-    """
+    """What the launcher shows. `failure` says in words why the pipeline will never start, `warnings` what is slow."""
 
     ready: bool
     progress: dict[str, str]
     failure: str | None
     pids: dict[str, int]
     health: Health
-    open_requests: int
     warnings: tuple[str, ...] = ()
 
 
@@ -55,8 +51,6 @@ class Pipeline:
         logs.configure(self._config.log_format)
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
-        self._stopped = asyncio.Event()
-        self._open_requests = 0
         self._served = False
         self._failure: str | None = None
         self._waiting = "placing the pipeline"
@@ -104,7 +98,6 @@ class Pipeline:
             pids={"pipeline": os.getpid()} | ({} if supervisor is None else supervisor.pids),
             health=await self.health(),
             warnings=() if supervisor is None else supervisor.warnings,
-            open_requests=self._open_requests,
         )
 
     async def health(self) -> Health:
@@ -134,18 +127,6 @@ class Pipeline:
             raise Unavailable("the pipeline is starting")
         return await (await self._serving()).connect_ingress(ingress_id, address, cursor)
 
-    async def hold(self, request_id: RequestId) -> None:
-        """Under way while a request is open, until the ingress cancels it: so Serve sees what this pipeline works on.
-
-        Tokens do not pass here, and a request whose call fails goes on.
-        """
-        del request_id
-        self._open_requests += 1
-        try:
-            await self._stopped.wait()
-        finally:
-            self._open_requests -= 1
-
     async def name(self) -> str:
         """The name under which `Fleet` finds this replica."""
         name: str = serve.get_replica_context().replica_id.unique_id
@@ -174,7 +155,6 @@ class Pipeline:
 
     async def stop(self) -> None:
         """End the children. Idempotent."""
-        self._stopped.set()
         self._life.cancel()
         self._ready.set()  # nobody is to wait for what will not come
         if self._supervisor is not None:

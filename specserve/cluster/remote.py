@@ -23,7 +23,7 @@ from specserve.metrics import Snapshot
 from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport.messages import Deltas, Message, Reconnect
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
-from specserve.types import Delta, Failure, Health, ModelCard, Request, RequestId
+from specserve.types import Delta, Failure, Health, ModelCard, Request
 
 log = logging.getLogger(__name__)
 
@@ -36,23 +36,15 @@ T = TypeVar("T")
 Connect = Callable[[str, Address, int], Awaitable[Welcome]]
 
 
-async def _unseen(request_id: RequestId) -> None:
-    """Nobody wants to know how many requests are open."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pipe:
-    """What the engine needs of the control plane.
-
-    hold stays under way while a request is open, so that whoever routes, scales and drains sees it; it may fail.
-    """
+    """What the engine needs of the control plane."""
 
     connect: Connect
     health: Callable[[], Awaitable[Health]]
     metrics: Callable[[Snapshot], Awaitable[str]]
     status: Callable[[], Awaitable[dict[str, Any]]]
     timeline: Callable[[], Awaitable[dict[str, Any]]]
-    hold: Callable[[RequestId], Awaitable[None]] = _unseen
 
 
 class _LoopMailbox(Mailbox):
@@ -190,7 +182,6 @@ class RemoteEngine:
         if self._given_up:
             raise Unavailable("the engine is being restarted; try again in a few seconds")
         stream = self._streams.open(request, self._loop.time())
-        held = asyncio.ensure_future(self._hold(request.id))
         try:
             if self._channel is not None:
                 self._send(stream.submission(self._loop.time()))
@@ -203,18 +194,9 @@ class RemoteEngine:
                     return
                 delta = await stream.unread.get()
         finally:
-            held.cancel()
             cancel = self._streams.close(stream)
             if cancel is not None:
                 self._send(cancel)
-
-    async def _hold(self, request_id: RequestId) -> None:
-        """Keep one call open for this request, through whichever replica there is."""
-        while True:
-            with contextlib.suppress(Exception):
-                await self._pipe.hold(request_id)
-                return
-            await asyncio.sleep(_RETRY_S)
 
     def _send(self, message: Message) -> None:
         """What cannot be sent now is made good when the coordinator is there again."""

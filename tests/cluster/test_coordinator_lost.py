@@ -167,26 +167,3 @@ def test_a_stream_survives_one_coordinator_after_another(url, expected_text):
     thread.join()
     assert not answer.errors
     assert answer.texts == {0: expected_text}
-
-
-def test_serve_sees_each_request_at_the_pipeline(url):
-    """While a stream is open so is one call of the pipeline's handle; afterwards it is not."""
-    assert held_calls() == 0
-    answer = Answer()
-    thread = threading.Thread(target=ask, args=(url, {"max_tokens": 490}, answer))
-    thread.start()
-    answer.began.wait(WAIT_S)
-    until(lambda: held_calls() == 1 or bool(answer.done))
-    assert not answer.done
-    thread.join()
-    assert not answer.errors
-    until(lambda: held_calls() == 0)
-
-
-def held_calls() -> int:
-    """Calls of `Pipeline.hold` that are under way."""
-    from specserve.cluster.launch import pipeline_state
-
-    state = pipeline_state()
-    assert state is not None
-    return state.open_requests

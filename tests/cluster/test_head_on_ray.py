@@ -41,6 +41,7 @@ def test_the_endpoint_answers_with_the_text_of_the_local_engine(config, ray_here
         (expected,) = engine.generate([PROMPT], max_tokens=24, ignore_eos=True)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "n": 2, "ignore_eos": True}
     with served(config) as url:
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
-    assert [choice["text"] for choice in answer["choices"]] == [expected.text] * 2
+        pair = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        answer = httpx.post(f"{url}/v1/completions", json=body | {"n": 1}, timeout=60).json()
+    assert [choice["text"] for choice in pair["choices"] + answer["choices"]] == [expected.text] * 3
     assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0

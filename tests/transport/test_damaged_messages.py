@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import msgpack
@@ -53,7 +54,10 @@ def test_a_damaged_message_is_refused_or_of_its_types(message):
         assert_typed(found)
 
 
-@pytest.mark.parametrize("message", EVERY, ids=NAMES)
+FIELDS = [message for message in EVERY if dataclasses.fields(message)]
+
+
+@pytest.mark.parametrize("message", FIELDS, ids=lambda message: type(message).__name__)
 def test_a_field_of_another_kind_never_arrives(message):
     """80 messages with one array of another type, shape or length: those of another type or shape are refused."""
     for seed in range(80):
