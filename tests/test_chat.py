@@ -83,7 +83,7 @@ def test_an_error_is_told_and_the_chat_goes_on_without_the_failed_message(monkey
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_prompt(monkeypatch, url) -> None:
     """What was shown stays as the answer, and the next line is answered."""
-    out = Interrupting(after=4)
+    out = Interrupting(after=3)
     shown, chat = talk(monkeypatch, url, "hi", "again", out=out)
     assert "\n[stopped]\n" in shown
     assert roles(chat) == ["user", "assistant"] * 2
