@@ -81,9 +81,18 @@ def test_an_error_is_told_and_the_chat_goes_on_without_the_failed_message(monkey
     assert roles(chat) == ["user", "assistant"]
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C interrupts, whatever servers of other tests made of it in this process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_the_answer_and_keeps_the_prompt(monkeypatch, url) -> None:
     """What was shown stays as the answer, and the next line is answered."""
-    out = Interrupting(after=3)
+    out = Interrupting(after=4)
     shown, chat = talk(monkeypatch, url, "hi", "again", out=out)
     assert "\n[stopped]\n" in shown
     assert roles(chat) == ["user", "assistant"] * 2
