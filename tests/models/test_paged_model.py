@@ -34,7 +34,7 @@ def test_pages_are_refused_in_words() -> None:
     """Where nothing was allocated yet, and where there is no room for them."""
     with pytest.raises(ConfigError, match="Two has no pages yet; call allocate first"):
         Two().copy_blocks([0], [1])
-    with pytest.raises(ConfigError, match="no room for .* GiB of KV pages on cpu"):
+    with pytest.raises(ConfigError, match=r"no room for .* GiB of KV pages on cpu"):
         Two().allocate(1 << 40, 16)
 
 
