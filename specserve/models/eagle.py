@@ -12,7 +12,6 @@ checkpoints were trained: the pair of token p and state p − 1 stands at p − 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,10 @@ from transformers.models.llama.modeling_llama import (
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import AtOnce, NoRowStates, RaggedBatch, _attention, _head_folder, _linear, _rope, loading
+from specserve.models import RaggedBatch, _attention, _head_folder, _linear, _rope, loading
 from specserve.models._head_folder import HeadDescription
-from specserve.models._pages import LayerLayout, PagedStep, Pages
+from specserve.models._paged_model import AttentionModel
+from specserve.models._pages import LayerLayout, PagedStep
 from specserve.models._reduced_head import ReducedHead
 from specserve.models._row_groups import RaggedPlan
 
@@ -136,54 +136,21 @@ def _whole_head(weight: torch.Tensor) -> nn.Linear:
     return head
 
 
-class EagleHead:
+class EagleHead(AttentionModel):
     """A `DraftHead` with KV pages of its own, and the parts of a `Backend` that loading it needs."""
 
     def __init__(self, network: _Network, description: HeadDescription, context_length: int | None) -> None:
-        config = network.rotary_emb.config
+        config, weight = network.rotary_emb.config, network.embed_tokens.weight
+        super().__init__(weight.device, weight.dtype, _rope.served_context(config, context_length))
         self._network = network
         self._description = description
-        self._device: torch.device = network.embed_tokens.weight.device
-        self._dtype: torch.dtype = network.embed_tokens.weight.dtype
-        self._vocab_size, self._width = network.embed_tokens.weight.shape
-        self._context_length = _rope.served_context(config, context_length)
+        self._vocab_size, self._width = weight.shape
         _rope.freeze(network, self._context_length)
         _linear.speed_up(network)
         kv_heads = config.num_key_value_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         layout = LayerLayout(kv_heads, dim, dim, self._dtype, None)
         self._layouts = dict.fromkeys(range(description.layers), layout)
-        self._pages: Pages | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self._vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """Positions that the head can address."""
-        return self._context_length
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits are."""
-        return self._device
-
-    @property
-    def place(self) -> str:
-        """The GPU, or this machine's CPU."""
-        return loading.place_of(self._device)
-
-    @property
-    def hardware(self) -> AtOnce:
-        """Reading a result waits for it."""
-        return AtOnce()
-
-    @property
-    def states(self) -> NoRowStates:
-        """Pages are all that is kept."""
-        return NoRowStates()
 
     @property
     def width(self) -> int:
@@ -194,23 +161,6 @@ class EagleHead:
     def read_width(self) -> int:
         """See `DraftHead`."""
         return self._description.read_width
-
-    def bytes_per_block(self, block_tokens: int) -> int:
-        """Bytes of KV of one block."""
-        return block_tokens * sum(layout.bytes_per_position for layout in self._layouts.values())
-
-    def allocate(self, blocks: int, block_tokens: int) -> None:
-        """Make the KV pages."""
-        self._pages = Pages(self._layouts, blocks, block_tokens, self._device)
-
-    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
-        """Copy whole KV pages, all layers."""
-        self._allocated().copy_blocks(sources, copies)
-
-    def _allocated(self) -> Pages:
-        if self._pages is None:
-            raise ConfigError("the draft head was asked for a forward before its KV pages were allocated")
-        return self._pages
 
     def fuse(self, read: torch.Tensor) -> torch.Tensor:
         """See `DraftHead`."""

@@ -13,18 +13,18 @@ them. Answers end at their token limit only: the language never says its end tok
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from specserve.config import ModelConfig
-from specserve.errors import ConfigError, ProtocolError
-from specserve.models import NoRowStates, RaggedBatch, _device_profile, _syllables, cache
+from specserve.errors import ProtocolError
+from specserve.models import RaggedBatch, _device_profile, _syllables, cache
 from specserve.models._device_profile import Device, Role
 from specserve.models._digest_pages import DigestPages
 from specserve.models._hash_language import HashLanguage, Quality
 from specserve.models._pace import Pace
+from specserve.models._paged_model import PagedModel
 
 _RECIPE = 2  # part of the cache key: raise it when the folder's contents change
 
@@ -60,8 +60,8 @@ def build(config: ModelConfig, folder: Path) -> EmulatedModel:
     )
 
 
-class EmulatedModel:
-    """A `Backend`. See the module."""
+class EmulatedModel(PagedModel[DigestPages]):
+    """A `Backend` on the CPU, whatever is emulated. See the module."""
 
     def __init__(
         self,
@@ -73,29 +73,12 @@ class EmulatedModel:
         context_length: int,
         strict: bool = False,
     ) -> None:
+        super().__init__(torch.device("cpu"), context_length)
         self._role = role
         self._logits = language.target if role == "target" else language.draft
         self._emulated = device
         self._vocab_size = vocab_size
-        self._context_length = context_length
-        self._pages: DigestPages | None = None
-        self._states = NoRowStates()
         self._pace = Pace(device, strict=strict)
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self._vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """That of the emulated model, unless the configuration caps it."""
-        return self._context_length
-
-    @property
-    def device(self) -> torch.device:
-        """The CPU, whatever is emulated."""
-        return torch.device("cpu")
 
     @property
     def place(self) -> str:
@@ -106,11 +89,6 @@ class EmulatedModel:
     def hardware(self) -> Pace:
         """What takes the time of each step."""
         return self._pace
-
-    @property
-    def states(self) -> NoRowStates:
-        """Pages are all that it keeps."""
-        return self._states
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """What the emulated model would need, so that as many requests fit as on its device."""
@@ -123,21 +101,14 @@ class EmulatedModel:
     def make_batch_invariant(self) -> None:
         """Nothing to do: logits are a function of a row's own history."""
 
-    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
-        """Copy whole pages of digests; a device does so in no time."""
-        if self._pages is None:
-            raise ConfigError("the backend was asked to copy pages before they were allocated")
-        self._pages.copy_blocks(sources, copies)
-
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's digests and return float32 logits [m, vocab_size], which `hardware` is to be waited for.
 
         Raises ProtocolError for a batch that reads what was never written, or goes beyond the context.
         """
-        if self._pages is None:
-            raise ConfigError("the backend was asked for a forward before its pages were allocated")
+        pages = self._allocated()
         if batch.positions.max(initial=0) >= self._context_length:
             raise ProtocolError(f"position {batch.positions.max()} in a context of {self._context_length}")
-        digests = self._pages.write(batch)
+        digests = pages.write(batch)
         self._pace.step(len(batch.offsets) - 1, len(batch.tokens))
         return torch.from_numpy(self._logits(digests[batch.wanted]))

@@ -17,20 +17,11 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import (
-    AtOnce,
-    NoRowStates,
-    RaggedBatch,
-    _attention,
-    _invariance,
-    _linear,
-    _refusals,
-    _rope,
-    loading,
-)
+from specserve.models import RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
 from specserve.models._flat_decoder import FlatDecoder
 from specserve.models._invariant_step import InvariantStep
 from specserve.models._observer import Observer
+from specserve.models._paged_model import AttentionModel
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
 from specserve.models._row_groups import RaggedPlan
 
@@ -43,7 +34,7 @@ def build(config: ModelConfig, folder: Path) -> PagedTransformers:
     return PagedTransformers(loading.load_model(folder, config), config.context_length)
 
 
-class PagedTransformers:
+class PagedTransformers(AttentionModel):
     """A `Backend`. The model must be in eval mode; its attention, its rope factors and, for float32 on the CPU, its
     linear layers are replaced.
 
@@ -56,67 +47,15 @@ class PagedTransformers:
         _refusals.refuse_model_class(model)
         if "logits_to_keep" not in inspect.signature(model.forward).parameters:
             raise ConfigError(f"{type(model).__name__} cannot compute logits for chosen positions (logits_to_keep)")
+        super().__init__(model.device, model.dtype, _rope.served_context(model.config, context_length))
         self._model = model
-        self._device: torch.device = model.device
-        self._dtype: torch.dtype = model.dtype
-        self._context_length = _rope.served_context(model.config, context_length)
         _rope.freeze(model, self._context_length)
         model.set_attn_implementation(_attention.NAME)
         _linear.speed_up(model)
         self._layouts, self._vocab_size = self._discover()
         self._flat = FlatDecoder.of(model, {layer: layout.window for layer, layout in self._layouts.items()})
-        self._pages: Pages | None = None
-        self._states = NoRowStates()
         self._invariant = False
         self._observer: Observer | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits: the head's own, padding included."""
-        return self._vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """Positions that the model can address."""
-        return self._context_length
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits are."""
-        return self._device
-
-    @property
-    def place(self) -> str:
-        """The GPU, or this machine's CPU."""
-        return loading.place_of(self._device)
-
-    @property
-    def hardware(self) -> AtOnce:
-        """Reading a result waits for it."""
-        return AtOnce()
-
-    @property
-    def states(self) -> NoRowStates:
-        """Pages are all that it keeps."""
-        return self._states
-
-    def bytes_per_block(self, block_tokens: int) -> int:
-        """Bytes of KV of one block, all layers together."""
-        return block_tokens * sum(layout.bytes_per_position for layout in self._layouts.values())
-
-    def allocate(self, blocks: int, block_tokens: int) -> None:
-        """Make the KV pages. Raises ConfigError when the device has no room for them."""
-        try:
-            self._pages = Pages(self._layouts, blocks, block_tokens, self._device)
-        except RuntimeError as error:
-            size = blocks * self.bytes_per_block(block_tokens) / 2**30
-            raise ConfigError(f"no room for {size:.2f} GiB of KV pages on {self._device}: {error}") from None
-
-    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
-        """Copy whole KV pages, all layers."""
-        if self._pages is None:
-            raise ConfigError("the backend was asked to copy KV pages before they were allocated")
-        self._pages.copy_blocks(sources, copies)
 
     def make_batch_invariant(self) -> None:
         """See `Backend`. What it costs: a call of attention per position, and products in small fixed pieces."""
@@ -142,10 +81,9 @@ class PagedTransformers:
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
-        if self._pages is None:
-            raise ConfigError("the backend was asked for a forward before its KV pages were allocated")
+        pages = self._allocated()
         run = self._run if self._flat is None else self._flat.run
-        return run(batch.tokens, batch.positions, batch.wanted, self._step(self._pages, batch))
+        return run(batch.tokens, batch.positions, batch.wanted, self._step(pages, batch))
 
     def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
         if self._invariant:

@@ -21,8 +21,9 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import AtOnce, RaggedBatch, _attention, _refusals, _rope, loading
-from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
+from specserve.models import RaggedBatch, _attention, _refusals, _rope, loading
+from specserve.models._paged_model import AttentionModel
+from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep
 from specserve.models._recurrent_state import RecurrentStates, StateKind
 from specserve.models._row_groups import RaggedPlan
 from specserve.models._stretches import Stretch, ragged, stretches_of
@@ -43,7 +44,7 @@ def build(config: ModelConfig, folder: Path) -> RecurrentTransformers:
     return RecurrentTransformers(model, config.context_length)
 
 
-class RecurrentTransformers:
+class RecurrentTransformers(AttentionModel):
     """A `Backend` with row states. The model must be in eval mode; its attention and its rope factors are replaced.
 
     context_length None serves the length that the model was trained for, where its configuration names one.
@@ -51,11 +52,9 @@ class RecurrentTransformers:
 
     def __init__(self, model: Any, context_length: int | None) -> None:
         _refusals.refuse_unservable(model.config, _refusals.RECURRENT_LAYER_TYPES)
+        super().__init__(model.device, model.dtype, _rope.served_context(model.config, context_length))
         self._model = model
         self._config = model.config
-        self._device: torch.device = model.device
-        self._dtype: torch.dtype = model.dtype
-        self._context_length = _rope.served_context(model.config, context_length)
         self._cache_name = _cache_name(model)
         self._continues = True  # the model's code reads several tokens at once from a given state
         _rope.freeze(model, self._context_length)
@@ -64,33 +63,7 @@ class RecurrentTransformers:
         model.set_attn_implementation(_attention.NAME)
         self._layouts, kinds = self._discover()
         self._states = RecurrentStates(kinds, self._device)
-        self._pages: Pages | None = None
         self._prove(own)
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits: the head's own, padding included."""
-        return self._vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """Positions that are served."""
-        return self._context_length
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits are."""
-        return self._device
-
-    @property
-    def place(self) -> str:
-        """The GPU, or this machine's CPU."""
-        return loading.place_of(self._device)
-
-    @property
-    def hardware(self) -> AtOnce:
-        """Reading a result waits for it."""
-        return AtOnce()
 
     @property
     def states(self) -> RecurrentStates:
@@ -101,34 +74,13 @@ class RecurrentTransformers:
         """Raises ConfigError always: the models' own code for recurrent layers is what runs."""
         raise ConfigError("batch_invariant is not there for targets with recurrent layers")
 
-    def bytes_per_block(self, block_tokens: int) -> int:
-        """Bytes of KV of one block, all attention layers together; 0 for a model without any."""
-        return block_tokens * sum(layout.bytes_per_position for layout in self._layouts.values())
-
-    def allocate(self, blocks: int, block_tokens: int) -> None:
-        """Make the KV pages. Raises ConfigError when the device has no room for them."""
-        try:
-            self._pages = Pages(self._layouts, blocks, block_tokens, self._device)
-        except RuntimeError as error:
-            size = blocks * self.bytes_per_block(block_tokens) / 2**30
-            raise ConfigError(f"no room for {size:.2f} GiB of KV pages on {self._device}: {error}") from None
-
-    # ---- forwards
-
-    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
-        """Copy whole KV pages, all layers."""
-        if self._pages is None:
-            raise ConfigError("the backend was asked to copy KV pages before they were allocated")
-        self._pages.copy_blocks(sources, copies)
-
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and states and return float32 logits [m, vocab_size] of the wanted tokens.
 
         Raises ProtocolError where a row starts at a position that `states` does not cover.
         """
-        if self._pages is None:
-            raise ConfigError("the backend was asked for a forward before its KV pages were allocated")
+        self._allocated()  # refused before any state changes
         for group in _alike(self._states.resume(batch)):
             self._read_again(group)
         rows = stretches_of(batch)
@@ -168,16 +120,15 @@ class RecurrentTransformers:
         return logits[:, logits.shape[1] - group[0].wanted :], states
 
     def _step(self, group: Sequence[Stretch], states: States) -> tuple[torch.Tensor, States]:
-        assert self._pages is not None
-        batch = ragged(group)
+        batch, pages = ragged(group), self._allocated()
         shape = (len(group), -1)
         cache = self._cache(states)
-        plan = RaggedPlan(batch, self._pages.block_tokens, self._dtype, self._device)
+        plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device)
         logits = self._run(
             batch.tokens.reshape(shape),
             batch.positions.reshape(shape),
             cache,
-            PagedStep(self._pages, plan),
+            PagedStep(pages, plan),
             group[0].wanted,
         )
         return logits, self._read_cache(cache)

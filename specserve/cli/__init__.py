@@ -1,0 +1,42 @@
+"""The command line: serve, chat, check, distill, bench. Each verb imports its room only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from specserve import __version__
+from specserve.cli import bench, verbs
+from specserve.cli.options import Verb
+from specserve.distill import command
+from specserve.errors import SpecserveError
+
+_ABOUT = "Serve large language models with speculation: a draft model guesses tokens, the target checks them."
+
+_EPILOG = "Start with `specserve serve`, then `specserve chat` in another terminal. `specserve VERB --help` tells more."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 0, 1 for a failure in words, 2 for wrong usage, 130 for Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    verb: Verb = arguments.verb
+    try:
+        return verb(arguments)
+    except SpecserveError as error:
+        print(f"specserve: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="specserve", description=_ABOUT, epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"specserve {__version__}")
+    places = parser.add_subparsers(required=True, metavar="VERB")
+    verbs.add(places)
+    distill = places.add_parser("distill", help=command.ABOUT)
+    command.add_arguments(distill)
+    distill.set_defaults(verb=command.run)
+    bench.add(places)
+    return parser
