@@ -4,6 +4,8 @@ export PATH="$HOME/specserve-venv/bin:$PATH"
 # Without the token of ~/.ray/auth_token nobody talks to Ray, and that is needed: talking to Ray is running code.
 export RAY_AUTH_MODE=token
 export RAY_USAGE_STATS_ENABLED=0
+# Ray would have its actors wait behind everything else on the machine (niceness 15).
+export RAY_worker_niceness=0
 
 # Keys of clients, with commas between; the endpoint asks for one of them once there is one.
 if [ -r "$HOME/.specserve/api_key" ]; then
