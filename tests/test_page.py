@@ -11,7 +11,7 @@ import pytest
 from browser import CHROMIUM, browsing
 from http_server import serving
 from rich.console import Console
-from tiny_models import tiny_llama
+from tiny_models import equal_pair
 
 from specserve.api.page import FILES
 from specserve.errors import Unavailable
@@ -22,11 +22,8 @@ from specserve.top import Top, spark
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     """Two equal tiny models, so that drafts are kept, in a chat."""
-    base = tmp_path_factory.mktemp("models")
-    model = {"kv_blocks": 128, "threads": 1}
     config = {
-        "target": model | {"source": str(tiny_llama(base / "target", seed=1))},
-        "draft": {"model": model | {"source": str(tiny_llama(base / "draft", seed=1))}},
+        **equal_pair(tmp_path_factory.mktemp("models"), kv_blocks=128, threads=1),
         "engine": {"depth": 3},
     }
     with LocalEngine(config) as engine, serving(engine) as address:

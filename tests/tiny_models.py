@@ -29,3 +29,9 @@ def tiny_llama(folder: Path, *, seed: int, layers: int = 2) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def equal_pair(base: Path, **model: object) -> dict[str, dict]:
+    """Target and draft sections of a configuration: two equal tiny models below a folder, so that drafts are kept."""
+    target, draft = (str(tiny_llama(base / role, seed=1)) for role in ("target", "draft"))
+    return {"target": model | {"source": target}, "draft": {"model": model | {"source": draft}}}

@@ -8,14 +8,14 @@ are the ones that are served; a variant breaks one thing around them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import torch
 
-from specserve.bench import figures
+from specserve.bench import expectations, figures
 from specserve.bench.report import Row
 from specserve.config import EngineConfig
 from specserve.errors import ConfigError
@@ -69,18 +69,24 @@ def measure(tokens: int, progress: Progress) -> list[Row]:
                 "broken": case.wrong or None,
                 "top_p": case.top_p,
                 "tokens": int(counts.sum()),
-                "p_value": _p_value(counts, _models(case.top_p)[0]),
+                **_distances(counts, _models(case.top_p)[0]),
             }
         )
     return rows
 
 
-def plot(rows: list[Row], acceptance: Path | None, folder: Path) -> list[Path]:
-    """Write the pictures: p-values, kept tokens by expectation, and, of a file of `bench acceptance`, the acceptance.
+def plot(rows: list[Row], by_temperature: list[Row], acceptance: Path | None, folder: Path) -> list[Path]:
+    """Write the pictures: p-values and distances of the rows; what rules keep by exact expectation, one against the
+    other and by temperature (rows of `expectations.by_temperature`); of a file of `bench acceptance`, the acceptance.
 
     Raises ConfigError for a folder or file that cannot be used.
     """
-    pictures = {"p_values.svg": figures.p_values(rows), "kept_tokens.svg": figures.kept_tokens(list(expectations()))}
+    pictures = {
+        "p_values.svg": figures.p_values(rows),
+        "distances.svg": figures.distances(rows),
+        "kept_tokens.svg": figures.kept_tokens(list(expectations.expectations())),
+        "temperatures.svg": figures.temperatures(by_temperature),
+    }
     if acceptance is not None:
         pictures["acceptance.svg"] = figures.acceptance(acceptance)
     try:
@@ -167,83 +173,22 @@ def _pick(rule: Rule, dist: torch.Tensor, noise: torch.Tensor, keys: torch.Tenso
     return race(dist, keys) if rule.DRAFT_PICKS == "shared_noise" else dist.argmax(-1)
 
 
-def _p_value(counts: torch.Tensor, target: torch.Tensor) -> float:
-    """Of Pearson's statistic over the transitions that are possible and expected more than 5 times.
+def _distances(counts: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
+    """How far transitions are from the target's law.
 
-    Impossible ones that were seen make it 0.
+    Pearson's statistic over the transitions that are possible and expected more than 5 times, by degree of freedom, and
+    its p-value, which is 0 where impossible ones were seen; total variation distance, and the one that is expected by
+    chance of so many tokens: of n draws, a count of probability p is off by √(2 n p (1 − p) / π) on average.
     """
     expected = target.double() * counts.sum(1, keepdim=True)
-    if counts[target == 0].any():
-        return 0.0
     looked_at = expected > 5
     statistic = ((counts - expected) ** 2 / expected)[looked_at].sum()
-    freedom = looked_at.sum() - looked_at.any(1).sum()
-    return float(torch.special.gammaincc(freedom.double() / 2, statistic / 2))
-
-
-# ---- kept tokens in expectation ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """Drafted tokens that `rejection` and `block` keep on average, for one random pair of models."""
-
-    vocab: int
-    depth: int
-    rejection: float
-    block: float
-
-
-def expectations(pairs: int = 300) -> Iterator[Expectation]:
-    """Exact expectations for random pairs of models, vocabulary 3 to 5, chains of 1 to 3."""
-    shapes = ((3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2), (3, 3))
-    for seed in range(pairs):
-        vocab, depth = shapes[seed % len(shapes)]
-        generator = torch.Generator().manual_seed(seed)
-        prefixes = [prefix for length in range(depth + 1) for prefix in product(range(vocab), repeat=length)]
-        models = []
-        for _ in range(2):
-            rows = torch.rand(len(prefixes), vocab, generator=generator, dtype=torch.float64) ** 2
-            models.append(dict(zip(prefixes, rows / rows.sum(-1, keepdim=True), strict=True)))
-        yield Expectation(vocab, depth, *expected_kept(models[0], models[1], vocab, depth))
-
-
-Model = dict[tuple[int, ...], torch.Tensor]
-"""The dist after each prefix, float64 [V]."""
-
-
-def expected_kept(target: Model, draft: Model, vocab: int, depth: int) -> tuple[float, float]:
-    """Expected kept tokens of `rejection` and of `block` (Sun et al., 2024), over all chains that can be drafted."""
-    by_token = by_block = 0.0
-    for chain in product(range(vocab), repeat=depth):
-        probability = passed = weight = 1.0
-        passes = []
-        for place, token in enumerate(chain):
-            ahead, behind = target[chain[:place]], draft[chain[:place]]
-            probability *= float(behind[token])
-            ratio = float(ahead[token] / behind[token])
-            passed *= min(1.0, ratio)
-            by_token += _reach(draft, chain) * passed
-            weight = min(1.0, weight * ratio)
-            passes.append(_passes(weight, target, draft, chain[: place + 1], depth))
-        # The longest length that passes is kept.
-        refused = 1.0
-        for kept in range(depth, 0, -1):
-            by_block += probability * kept * passes[kept - 1] * refused
-            refused *= 1 - passes[kept - 1]
-    return by_token, by_block
-
-
-def _reach(draft: Model, chain: tuple[int, ...]) -> float:
-    result = 1.0
-    for place, token in enumerate(chain):
-        result *= float(draft[chain[:place]][token])
-    return result
-
-
-def _passes(weight: float, target: Model, draft: Model, head: tuple[int, ...], depth: int) -> float:
-    """The chance that `block` lets this head of a chain pass, for itself."""
-    if len(head) == depth or weight == 1:
-        return weight
-    left = float((weight * target[head] - draft[head]).clamp(min=0).sum())
-    return left / (left + 1 - weight)
+    freedom = (looked_at.sum() - looked_at.any(1).sum()).double()
+    p_value = torch.special.gammaincc(freedom / 2, statistic / 2)
+    by_chance = (2 / math.pi * expected * (1 - target.double())).sqrt()
+    return {
+        "chi_square": float(statistic / freedom),
+        "p_value": 0.0 if counts[target == 0].any() else float(p_value),
+        "distance": float((counts - expected).abs().sum() / counts.sum() / 2),
+        "by_chance": float(by_chance.sum() / counts.sum() / 2),
+    }

@@ -3,32 +3,75 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.bench.report import Row
-from specserve.bench.svg import BLUE, GREEN, ORANGE, RED, Axis, Line, dot_lines, scatter
+from specserve.bench.svg import BLUE, GREEN, INK, ORANGE, RED, VIOLET, Axis, Curve, Line, curves, dot_lines, scatter
 from specserve.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specserve.bench.exactness import Expectation
+    from specserve.bench.expectations import Expectation
 
 _LEAST = 1e-12
 
 
 def p_values(rows: Sequence[Row]) -> str:
     """p-values by rule and by what is broken, on a logarithmic axis that ends at 10⁻¹²."""
+    lines = _by_rule(rows, lambda row: [(_number(row["p_value"]), _colour(row))])
+    axis = Axis("p-value of what came out, against the target's law", _LEAST, 1, [1e-12, 1e-9, 1e-6, 1e-3, 1], True)
+    return dot_lines(
+        f"Chi-square over at least {_tokens(rows):,} tokens each",
+        axis,
+        lines,
+        [(BLUE, "as served, plain and under top-p"), (RED, "broken on purpose; left edge: 10⁻¹² or less")],
+    )
+
+
+def distances(rows: Sequence[Row]) -> str:
+    """Total variation distance of what came out from the target's law, beside what chance alone makes of it."""
+    return dot_lines(
+        f"Distance from the target's law of at least {_tokens(rows):,} tokens each",
+        Axis("total variation distance", 1e-3, 1, [1e-3, 1e-2, 1e-1, 1], True),
+        _by_rule(rows, lambda row: [(_number(row["by_chance"]), INK), (_number(row["distance"]), _colour(row))]),
+        [(INK, "expected of exact draws"), (BLUE, "as served, plain and under top-p"), (RED, "broken on purpose")],
+    )
+
+
+def _by_rule(rows: Sequence[Row], dots: Callable[[Row], list[tuple[float, str]]]) -> list[Line]:
+    """A line for each rule and what is broken around it."""
     lines: dict[str, list[tuple[float, str]]] = {}
     for row in rows:
         label = f"{row['rule']}: {row['broken']}" if row["broken"] else str(row["rule"])
-        lines.setdefault(label, []).append((float(row["p_value"] or 0), RED if row["broken"] else BLUE))
-    axis = Axis("p-value of what came out, against the target's law", _LEAST, 1, [1e-12, 1e-9, 1e-6, 1e-3, 1], True)
-    return dot_lines(
-        f"Chi-square over at least {min(int(row['tokens'] or 0) for row in rows):,} tokens each",
-        axis,
-        [Line(label, dots) for label, dots in lines.items()],
-        [(BLUE, "as served, plain and under top-p"), (RED, "broken on purpose; left edge: 10⁻¹² or less")],
+        lines.setdefault(label, []).extend(dots(row))
+    return [Line(label, found) for label, found in lines.items()]
+
+
+def _colour(row: Row) -> str:
+    return RED if row["broken"] else BLUE
+
+
+def _number(value: str | float | None) -> float:
+    return float(value or 0)
+
+
+def _tokens(rows: Sequence[Row]) -> int:
+    return min(int(row["tokens"] or 0) for row in rows)
+
+
+def temperatures(rows: Sequence[Row]) -> str:
+    """The share of drafted tokens that each rule keeps, by temperature: a line for each rule."""
+    colours = {"block": GREEN, "rejection": BLUE, "coupled": VIOLET, "exact": ORANGE, "typical": RED}
+    return curves(
+        "Drafted tokens kept, by exact expectation over pairs of models",
+        Axis("temperature", 0, 2, [0, 0.5, 1, 1.5, 2]),
+        Axis("share kept", 0, 1, [0, 0.25, 0.5, 0.75, 1]),
+        [
+            Curve([(_number(row["temperature"]), _number(row[rule])) for row in rows], colour)
+            for rule, colour in colours.items()
+        ],
+        [(colour, f"{rule} (lossy)" if rule == "typical" else rule) for rule, colour in colours.items()],
     )
 
 

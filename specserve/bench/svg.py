@@ -1,4 +1,4 @@
-"""Small charts as SVG text, without a drawing library: dots on labelled lines, and dots over two axes.
+"""Small charts as SVG text, without a drawing library: dots on labelled lines, and dots or lines over two axes.
 
 No background is drawn and all colours are middle tones, so that a chart can be read on light and on dark pages.
 """
@@ -12,7 +12,7 @@ from html import escape
 from typing import Final
 
 INK: Final = "#7d8590"
-BLUE, ORANGE, RED, GREEN = "#4c8dd6", "#e08a3c", "#d0545f", "#4ea56b"
+BLUE, ORANGE, RED, GREEN, VIOLET = "#4c8dd6", "#e08a3c", "#d0545f", "#4ea56b", "#9a6dd7"
 
 _WIDTH, _LINE = 720, 24
 _FONT = "font-family='system-ui, sans-serif' font-size='13'"
@@ -70,15 +70,44 @@ def scatter(
     title: str, across: Axis, up: Axis, dots: Sequence[tuple[float, float, str]], key: Sequence[tuple[str, str]] = ()
 ) -> str:
     """A chart of (x, y, colour) dots; the name of the axis upwards stands above it."""
-    left, top, right, height = 70, 84, _WIDTH - 30, 260
-    parts = [_ticks_below(across, left, right, top, top + height), _text(20, top - 16, up.name, "start")]
+    parts = [_dot(*_point(across, up, x, y), 3, colour) for x, y, colour in dots]
+    return _document(title, [*_plane(across, up), *parts], _TOP + _HEIGHT + 48, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """(x, y) points, in order of x, of one colour."""
+
+    points: Sequence[tuple[float, float]]
+    colour: str
+
+
+def curves(title: str, across: Axis, up: Axis, lines: Sequence[Curve], key: Sequence[tuple[str, str]] = ()) -> str:
+    """A chart of lines with a dot at each point; axes as in `scatter`."""
+    parts = list(_plane(across, up))
+    for line in lines:
+        points = [_point(across, up, x, y) for x, y in line.points]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        parts.append(f"<path d='M{path}' stroke='{line.colour}' stroke-width='2' fill='none'/>")
+        parts += [_dot(x, y, 3, line.colour) for x, y in points]
+    return _document(title, parts, _TOP + _HEIGHT + 48, key)
+
+
+_LEFT, _TOP, _RIGHT, _HEIGHT = 70, 84, _WIDTH - 30, 260
+
+
+def _plane(across: Axis, up: Axis) -> list[str]:
+    """Both axes with their ticks."""
+    parts = [_ticks_below(across, _LEFT, _RIGHT, _TOP, _TOP + _HEIGHT), _text(20, _TOP - 16, up.name, "start")]
     for tick in up.ticks:
-        y = top + height * (1 - up.place(tick))
-        parts.append(f"<path d='M{left} {y:.1f}H{right}' stroke='{INK}' stroke-opacity='.35'/>")
-        parts.append(_text(left - 8, y + 4, up.label(tick), "end"))
-    for x, y, colour in dots:
-        parts.append(_dot(left + (right - left) * across.place(x), top + height * (1 - up.place(y)), 3, colour))
-    return _document(title, parts, top + height + 48, key)
+        _, y = _point(across, up, 0, tick)
+        parts.append(f"<path d='M{_LEFT} {y:.1f}H{_RIGHT}' stroke='{INK}' stroke-opacity='.35'/>")
+        parts.append(_text(_LEFT - 8, y + 4, up.label(tick), "end"))
+    return parts
+
+
+def _point(across: Axis, up: Axis, x: float, y: float) -> tuple[float, float]:
+    return _LEFT + (_RIGHT - _LEFT) * across.place(x), _TOP + _HEIGHT * (1 - up.place(y))
 
 
 def _ticks_below(axis: Axis, left: float, right: float, top: float, bottom: float) -> str:

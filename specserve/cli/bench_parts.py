@@ -51,12 +51,15 @@ def _add_exactness(exactness: argparse.ArgumentParser) -> None:
 
 def _exactness(arguments: argparse.Namespace) -> int:
     from specserve.bench.exactness import measure, plot
+    from specserve.bench.expectations import by_temperature
     from specserve.bench.report import show
 
-    rows = measure(arguments.tokens, progress)
+    rows, expected = measure(arguments.tokens, progress), by_temperature()
     show("what comes out, against the target's law; a rule that is exact has a p-value from 0 to 1 by chance", rows)
-    for path in plot(rows, arguments.acceptance, arguments.plots) if arguments.plots is not None else ():
-        print(f"wrote {path}")
+    show("share of drafted tokens that rules keep, by exact expectation over pairs of models", expected)
+    if arguments.plots is not None:
+        for path in plot(rows, expected, arguments.acceptance, arguments.plots):
+            print(f"wrote {path}")
     return 0
 
 

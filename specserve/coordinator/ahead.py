@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from specserve.coordinator.allotment import Bounds, allot
 from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.branches import AheadPlan, Trunk
 from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Commit
-from specserve.coordinator.costs import Mean, StepCost
+from specserve.coordinator.costs import Curve, Mean
 from specserve.coordinator.outcomes import Guess, OutcomeOdds
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
@@ -47,7 +49,7 @@ class AheadDrafts(WorkerSource):
         super().__init__(link)
         self._outcomes = link.config.outcomes
         self._odds = OutcomeOdds(link.config.fan_out)
-        self._step_cost = StepCost()
+        self._step_cost = Curve()  # of the draft, by rows
         self._round_s = Mean()  # from sending a round to its verdict
         self._lag_s = Mean()  # what a plan takes beyond its steps
         self._plan: AheadPlan | None = None
@@ -109,7 +111,8 @@ class AheadDrafts(WorkerSource):
         due = [trunk for trunk in trunks if trunk.due]
         room = max(0, self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks))
         count = min(self._count(due, left_s), room // max(1, len(due)))
-        bounds = Bounds(self._steps(len(due) * (1 + count), left_s), self.link.context)
+        (steps,) = self._steps([len(due) * (1 + count)], left_s)
+        bounds = Bounds(steps, self.link.context)
         wanted = [self.link.policy.ahead(trunk.state) for trunk in trunks]
         branches = allot(trunks, wanted, self._odds, count, bounds, self.link.slots, self.link.blocks)
         plan = self._plan = AheadPlan(self._number, trunks, branches, now_s, self.link.slots, self.link.blocks)
@@ -148,13 +151,13 @@ class AheadDrafts(WorkerSource):
             return None
         return self._round_began_s + self._round_s.value - now_s - (self._lag_s.value or 0.0)
 
-    def _steps(self, rows: int, left_s: float | None) -> int:
+    def _steps(self, rows: Sequence[int], left_s: float | None) -> list[int]:
         """Forwards of so many rows that fit into the verification; at least two, which make one token everywhere."""
         deepest = self.link.policy.depth + 1
-        cost = self._step_cost.seconds(rows)
-        if left_s is None or cost is None:
-            return deepest
-        return max(2, min(deepest, int(left_s / cost)))
+        costs = self._step_cost.seconds(np.maximum(np.array(rows, dtype=np.float64), 1.0))
+        if left_s is None or costs is None:
+            return [deepest] * len(rows)
+        return [max(2, min(deepest, int(left_s / cost))) for cost in costs.tolist()]
 
     def _count(self, due: Sequence[Trunk], left_s: float | None) -> int:
         """Outcomes per request: as configured, or what is expected to pay most at measured costs."""
@@ -164,9 +167,10 @@ class AheadDrafts(WorkerSource):
         if self._outcomes != "auto":
             return min(self._outcomes, len(outcomes))
         best, best_gain, hit = 1, 0.0, 0.0
+        steps = self._steps([len(due) * (2 + others) for others in range(len(outcomes))], left_s)
         for count, outcome in enumerate(outcomes, 1):
             hit += outcome.probability
-            gain = hit * (1 + self._odds.expected_kept(self._steps(len(due) * (1 + count), left_s) - 1))
+            gain = hit * (1 + self._odds.expected_kept(steps[count - 1] - 1))
             if gain > best_gain * 1.001:
                 best, best_gain = count, gain
         return best
@@ -190,7 +194,7 @@ class AheadDrafts(WorkerSource):
         if message.step == 0:
             self._fed(plan)
         else:
-            self._step_cost.observe(plan.rows(message.step), message.busy_s)
+            self._step_cost.observe(max(1, plan.rows(message.step)), message.busy_s)
         if message.last:
             self.link.activity.returned("draft", {"draft": plan.busy_s})
             self._lag_s.observe(max(0.0, now_s - plan.sent_s - plan.busy_s))

@@ -34,26 +34,6 @@ _FORGOTTEN = 2000
 """Measurements after which a size that none of them was of is forgotten."""
 
 
-class StepCost:
-    """Running means of the seconds of a step, by rows in powers of two. Nothing is assumed of the curve's shape."""
-
-    def __init__(self) -> None:
-        self._means: dict[int, float] = {}
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took this long. The first measurement of a size counts as its mean."""
-        size = rows.bit_length()
-        known = self._means.get(size)
-        self._means[size] = seconds if known is None else known + _WEIGHT * (seconds - known)
-
-    def seconds(self, rows: int) -> float | None:
-        """What a step of so many rows is expected to take, by the nearest size seen; None before the first one."""
-        if not self._means:
-            return None
-        size = rows.bit_length()
-        return self._means[min(self._means, key=lambda seen: (abs(seen - size), seen))]
-
-
 class Mean:
     """A running mean; None before the first value."""
 
@@ -174,7 +154,6 @@ class RoundCosts:
 
     plain: while nothing is drafted; bare: no drafts to check, though drafting goes on; both by rows. checked: with
     drafts, by positions. draft_step: what a round waits for one step of drafting, by rows; taken off the others.
-
 
     What slows down one kind of round slows down all of them, as longer contexts or a busy host do: most of a change
     in what was just measured is carried over to the rest, so that it can be compared with what was measured long ago.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster_facts import PROMPT, TOKENS
-from tiny_models import tiny_llama
+from tiny_models import equal_pair
 
 from specserve import config as configs
 from specserve.config import Config
@@ -19,13 +19,10 @@ from specserve.types import Sampling
 @pytest.fixture(scope="session")
 def config(tmp_path_factory) -> Config:
     """Two equal tiny models, so that drafts are kept."""
-    base = tmp_path_factory.mktemp("models")
-    model = {"kv_blocks": 128, "threads": 1}
     return configs.parse(
         {
             "model_name": "tiny",
-            "target": model | {"source": str(tiny_llama(base / "target", seed=1))},
-            "draft": {"model": model | {"source": str(tiny_llama(base / "draft", seed=1))}},
+            **equal_pair(tmp_path_factory.mktemp("models"), kv_blocks=128, threads=1),
             "engine": {"depth": 3, "draft_wait_s": 0.5},
             "server": {"port": 0},
         }

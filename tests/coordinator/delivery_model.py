@@ -230,3 +230,43 @@ def whole(stats: RequestStats, deltas: list[Delta]) -> bool:
         and stats.drafted_tokens == sum(delta.offered for delta in rounds)
         and sum(stats.histogram) == stats.rounds == len(rounds)
     )
+
+
+def asking(max_tokens: int, **parts: object) -> World:
+    """A world without drafts, connected, whose client "a" asks for so many tokens behind [1, 2, 3]."""
+    world = World(depth=0, **parts)
+    world.connect()
+    world.ask("a", [1, 2, 3], max_tokens)
+    return world
+
+
+def tampered(frames, how):
+    """The first frame under way is lost, comes twice, or is overtaken by all others."""
+    if frames and how == "lose":
+        frames.popleft()
+    elif frames and how == "repeat":
+        frames.appendleft(frames[0])
+    else:
+        frames.rotate(-1)
+
+
+def run(world: World, rounds: int) -> None:
+    """Carry what is there to the coordinator, and let it work; nothing is carried back."""
+    while world.ways[1].frames:
+        world.carry(world.ways[1])
+    for _ in range(rounds):
+        world.coordinator.step()
+
+
+def drain(world: World) -> None:
+    """Everything that is under way arrives."""
+    for way in world.ways:
+        while way.frames:
+            world.carry(way)
+
+
+def resumed(world: World) -> int:
+    """How often the present coordinator took a request up again."""
+    lines = world.coordinator.pipeline.metrics.render().splitlines()
+    (line,) = [line for line in lines if line.startswith("specserve_requests_resumed_total")]
+    return int(float(line.rsplit(" ", 1)[1]))

@@ -24,7 +24,7 @@ from board_pictures import board_html
 from browser import CHROMIUM, browsing
 from http_server import serving
 from lints import exprs, panels
-from tiny_models import tiny_llama
+from tiny_models import equal_pair
 
 from specserve.dashboards.alerts import ALERTS
 from specserve.local import LocalEngine
@@ -42,11 +42,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[str]:
     """A tiny pair over HTTP."""
-    base = tmp_path_factory.mktemp("models")
-    model = {"kv_blocks": 128, "threads": 1}
     config = {
-        "target": model | {"source": str(tiny_llama(base / "target", seed=1))},
-        "draft": {"model": model | {"source": str(tiny_llama(base / "draft", seed=1))}},
+        **equal_pair(tmp_path_factory.mktemp("models"), kv_blocks=128, threads=1),
         "engine": {"depth": 3, "max_requests": 4},
     }
     with LocalEngine(config) as engine, serving(engine) as url:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from tiny_models import tiny_llama
+from tiny_models import equal_pair
 
 from specserve.config import parse
 from specserve.errors import SpecserveError
@@ -23,16 +23,8 @@ MORE_THAN_THERE_IS = 1 << 60  # bytes
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    base = tmp_path_factory.mktemp("pair")
-    model = {"kv_blocks": 200, "context_length": 256, "threads": 1}
-    target, draft = tiny_llama(base / "target", seed=1), tiny_llama(base / "draft", seed=1)
-    return parse(
-        {
-            "target": model | {"source": str(target)},
-            "draft": {"model": model | {"source": str(draft)}},
-            "engine": {"depth": 3},
-        }
-    )
+    pair = equal_pair(tmp_path_factory.mktemp("pair"), kv_blocks=200, context_length=256, threads=1)
+    return parse(pair | {"engine": {"depth": 3}})
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tiny_models import tiny_llama
+from tiny_models import equal_pair
 
 from specserve.config import parse
 from specserve.errors import InvalidField
@@ -30,10 +30,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    base = tmp_path_factory.mktemp("pair")
-    model = {"kv_blocks": 200, "context_length": 256, "threads": 1}
-    target, draft = tiny_llama(base / "target", seed=1), tiny_llama(base / "draft", seed=1)
-    pair = {"target": model | {"source": str(target)}, "draft": {"model": model | {"source": str(draft)}}}
+    pair = equal_pair(tmp_path_factory.mktemp("pair"), kv_blocks=200, context_length=256, threads=1)
     with LocalEngine(parse(pair | {"engine": {"depth": 3}})) as running:
         yield running
 

@@ -12,7 +12,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 
 from http_server import serving
 from span_collector import Collector, Seen, collecting
-from tiny_models import tiny_llama
+from tiny_models import equal_pair
 
 from specserve.local import LocalEngine
 
@@ -29,12 +29,9 @@ def collector():
 @pytest.fixture(scope="module", params=[0, 3], ids=["draft-then-verify", "ahead"])
 def url(request, tmp_path_factory, collector):
     """Two equal tiny models, so that drafts are kept."""
-    base = tmp_path_factory.mktemp("models")
-    model = {"kv_blocks": 128, "threads": 1}
     config = {
         "model_name": "tiny",
-        "target": model | {"source": str(tiny_llama(base / "target", seed=1))},
-        "draft": {"model": model | {"source": str(tiny_llama(base / "draft", seed=1))}},
+        **equal_pair(tmp_path_factory.mktemp("models"), kv_blocks=128, threads=1),
         "engine": {"depth": 3, "prefill_chunk": 16, "outcomes": request.param},
         "observe": {"tracing": {"exporter": "otlp", "endpoint": collector.url, "share": 0}},
     }
