@@ -165,10 +165,9 @@ class KeepsCursor(Streams):
 class StartsOver(Streams):
     """Asks a new coordinator for the whole answer again."""
 
-    def open(self, request, now_s):
-        stream = super().open(request, now_s)
+    def open(self, stream):
+        super().open(stream)
         stream.tokens = Forgetful()
-        return stream
 
 
 class Forgetful(list):
@@ -431,7 +430,8 @@ def test_a_client_that_does_not_read_is_given_up(monkeypatch):
     """Its buffer is bounded: then the request is cancelled, and what it finds at the end says why."""
     monkeypatch.setattr("specserve.cluster.streams.MOST_UNREAD", 2)
     streams = Streams()
-    slow = streams.open(Request(RequestId("a"), (1,), 9), 0.0)
+    slow = Stream(Request(RequestId("a"), (1,), 9), 0.0)
+    streams.open(slow)
     slow.submission(0.0)
     cancels = [streams.take(Deltas(number, (delta(number),)), 0.0) for number in range(1, 6)]
     assert [bool(each) for each in cancels] == [False, False, True, False, False]
