@@ -10,20 +10,20 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specserve import errors
 from specserve.cluster.ingress_line import Welcome
-from specserve.cluster.streams import Streams
+from specserve.cluster.streams import Stream, Streams, first_failure_raised
 from specserve.config import Config
-from specserve.errors import ChannelError, SpecserveError, Unavailable
+from specserve.errors import ChannelError, Unavailable
 from specserve.metrics import Snapshot
 from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport.messages import Deltas, Message, Reconnect
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
-from specserve.types import Delta, Failure, Health, ModelCard, Request
+from specserve.types import Delta, Health, ModelCard, Request
 
 log = logging.getLogger(__name__)
 
@@ -175,28 +175,33 @@ class RemoteEngine:
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
-    async def stream(self, request: Request) -> AsyncIterator[Delta]:
+    def stream(self, request: Request) -> AsyncIterator[Delta]:
         """See `EngineClient.stream`. Without a coordinator a request waits for one, like those that are open."""
         if request.id in self._streams:
             raise errors.InvalidField(f"a request with id {request.id!r} is already running", param="request_id")
-        if self._given_up:
-            raise Unavailable("the engine is being restarted; try again in a few seconds")
-        stream = self._streams.open(request, self._loop.time())
+        return first_failure_raised(self.carry(Stream(request, self._loop.time())))
+
+    async def carry(self, stream: Stream) -> AsyncGenerator[Delta, None]:
+        """The deltas of a stream, from where its client is. Never raises; the last one may have `failure` set."""
+        self._streams.open(stream)
         try:
-            if self._channel is not None:
+            if self._given_up:
+                stream.fail(Unavailable("the engine is being restarted; try again in a few seconds"))
+            elif self._channel is not None:
                 self._send(stream.submission(self._loop.time()))
-            delta = await stream.unread.get()
-            if delta.failure is not None and not delta.tokens:
-                raise error_of(delta.failure)
             while True:
+                delta = await stream.unread.get()
                 yield delta
                 if delta.finish is not None:
                     return
-                delta = await stream.unread.get()
         finally:
             cancel = self._streams.close(stream)
             if cancel is not None:
                 self._send(cancel)
+
+    def release(self, reason: str) -> None:
+        """End all streams in a failure, so that they can go on elsewhere."""
+        self._streams.fail(Unavailable(reason))
 
     def _send(self, message: Message) -> None:
         """What cannot be sent now is made good when the coordinator is there again."""
@@ -236,16 +241,3 @@ async def _asked(what: str, answer: Awaitable[T]) -> T:
         return await asyncio.wait_for(answer, _ASK_TIMEOUT_S)
     except Exception as error:
         raise Unavailable(f"no {what} now: {type(error).__name__}") from None
-
-
-def error_of(failure: Failure) -> SpecserveError:
-    """The exception that a failure once was."""
-    kinds = [SpecserveError]
-    while kinds:
-        kind = kinds.pop()
-        if kind.code == failure.code:
-            return kind(failure.message)
-        kinds.extend(kind.__subclasses__())
-    error = SpecserveError(failure.message)
-    error.status, error.code = failure.status, failure.code
-    return error

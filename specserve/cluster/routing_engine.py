@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from specserve.cluster.routing import Router
+from specserve.cluster.streams import Stream, first_failure_raised
 from specserve.errors import InvalidField, Overloaded, Unavailable
 from specserve.metrics import Snapshot
-from specserve.types import Delta, EngineClient, Health, ModelCard, Request
+from specserve.types import Delta, EngineClient, Failure, Health, ModelCard, Request
 
 _LOOK_S = 0.1
 _ASK_S = 0.5
 _RETRY_S = 0.5
+_LONGEST_AWAY_S = 2.0  # of a pipeline, on top of the time that it took to miss it; a lost message costs far less
 
 _STARTING = Health("starting", "connecting")
 _RANKS = ("ok", "degraded", "draining", "starting", "dead")
@@ -33,6 +35,14 @@ class PipelineEngine(EngineClient, Protocol):
         """Open the channel. Raises where the pipeline does not answer; after it, losses are made good by itself."""
         ...
 
+    def carry(self, stream: Stream) -> AsyncGenerator[Delta, None]:
+        """The deltas of a stream, from where its client is. Never raises; the last one may have `failure` set."""
+        ...
+
+    def release(self, reason: str) -> None:
+        """End all streams in a failure, so that they can go on elsewhere."""
+        ...
+
     def close(self) -> None:
         """Leave. Idempotent."""
         ...
@@ -45,7 +55,9 @@ class _Member:
     engine: PipelineEngine
     open: int = 0
     others: int = 0
+    met: bool = False
     leaving: bool = False
+    away_since_s: float | None = None
     health: Health = _STARTING
     task: asyncio.Task[None] | None = None
 
@@ -69,9 +81,9 @@ class _Member:
 class RoutingEngine:
     """An `EngineClient` in front of all pipelines whose names `names` gives; `join` makes the channel to one.
 
-    A pipeline whose name is gone takes no new request, and its channel is closed when its last stream here has ended:
-    it drains, or it is dead and its channel ends the streams. A request that a pipeline refuses for being full or not
-    there is offered to each of the others, as long as nothing of its answer has come.
+    A pipeline whose name is gone takes no new request, and its channel is closed when its last stream here has ended.
+    A request that a pipeline refuses, for being full or not there, is offered to each of the others. A stream that a
+    pipeline cannot end, because it is lost or says so, goes on in another one from where its client is.
     """
 
     def __init__(
@@ -106,6 +118,7 @@ class RoutingEngine:
     async def _watch(self) -> None:
         while True:
             self._follow(set(self._names()))
+            self._release_lost(asyncio.get_running_loop().time())
             await asyncio.sleep(_LOOK_S)
 
     def _follow(self, names: set[str]) -> None:
@@ -118,6 +131,17 @@ class RoutingEngine:
                 member.close()
                 del self._members[name]
                 self._router.forget(name)
+
+    def _release_lost(self, now_s: float) -> None:
+        """What a pipeline held that is gone, or away for long, goes on in another one, if there is one."""
+        for name, member in self._members.items():
+            if member.engine.connected:
+                member.away_since_s = None
+                continue
+            member.away_since_s = now_s if member.away_since_s is None else member.away_since_s
+            lost = member.leaving or now_s - member.away_since_s > _LONGEST_AWAY_S
+            if lost and member.open and self._loads({name}):
+                member.engine.release("the pipeline is lost, and there is no other")
 
     async def _keep(self, member: _Member) -> None:
         """Connect, then ask how much other ingresses send there."""
@@ -132,6 +156,7 @@ class RoutingEngine:
         while True:
             try:
                 await member.engine.connect()
+                member.met = True
                 self._card = self._card or member.engine.card
                 return
             except Exception as error:  # whatever the control plane says, a later try may succeed
@@ -153,46 +178,57 @@ class RoutingEngine:
             raise InvalidField(f"a request with id {request.id!r} is already running", param="request_id")
         self._requests.add(request.id)
         try:
-            async with contextlib.aclosing(self._offered(request)) as deltas:
+            async with contextlib.aclosing(first_failure_raised(self._carried(request))) as deltas:
                 async for delta in deltas:
                     yield delta
         finally:
             self._requests.discard(request.id)
 
-    async def _offered(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def _carried(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """By one pipeline after another, until the stream has ended for its client."""
+        stream = Stream(request, asyncio.get_running_loop().time())
         refused: set[str] = set()
-        while True:
-            name = self._route(request, refused)
-            begun = False
-            try:
-                async with contextlib.aclosing(self._streamed(self._members[name], request)) as deltas:
-                    async for delta in deltas:
-                        begun = True
+        name = self._route(request, refused)
+        while not stream.ended:
+            async with contextlib.aclosing(self._carried_by(self._members[name], stream)) as deltas:
+                async for delta in deltas:
+                    if delta.failure is None or not self._goes_on(stream, delta.failure, name, refused):
                         yield delta
-                return
-            except (Overloaded, Unavailable):
-                refused.add(name)
-                if begun or not self._loads(refused):
-                    raise
+            if not stream.ended:
+                name = self._route(request, refused | {name})
 
-    async def _streamed(self, member: _Member, request: Request) -> AsyncGenerator[Delta, None]:
+    def _goes_on(self, stream: Stream, failure: Failure, name: str, refused: set[str]) -> bool:
+        """Whether a stream that ended like this goes on in another pipeline. What refused it is not asked again."""
+        if stream.refused:
+            refused.add(name)
+        elsewhere = failure.status in (Overloaded.status, Unavailable.status) and stream.may_go_on
+        if not elsewhere or not self._loads(refused | {name}):
+            return False
+        stream.go_on()
+        return True
+
+    async def _carried_by(self, member: _Member, stream: Stream) -> AsyncGenerator[Delta, None]:
         member.open += 1
         try:
-            stream = cast(AsyncGenerator[Delta, None], member.engine.stream(request))
-            async with contextlib.aclosing(stream) as deltas:
+            async with contextlib.aclosing(member.engine.carry(stream)) as deltas:
                 async for delta in deltas:
                     yield delta
         finally:
             member.open -= 1
 
     def _route(self, request: Request, refused: Collection[str]) -> str:
-        loads = self._loads(refused)
+        loads = self._loads(refused) or self._awaited(refused)
         if not loads:
             raise Unavailable("no pipeline can take requests now; try again in a few seconds")
         return self._router.route(request.prompt, loads)
 
     def _loads(self, refused: Collection[str]) -> dict[str, int]:
         return {name: one.load for name, one in self._members.items() if one.takes and name not in refused}
+
+    def _awaited(self, refused: Collection[str]) -> dict[str, int]:
+        """Pipelines that are away and come back: without any other, requests wait for their coordinators."""
+        there = ((name, one) for name, one in self._members.items() if one.met and not one.leaving)
+        return {name: one.load for name, one in there if name not in refused}
 
     # ---- what operators ask -------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ next is told what is missing (see docs/delivery.md).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import contextlib
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field, replace
 
 from specserve.errors import ClientTooSlow, SpecserveError, Unavailable
@@ -33,6 +34,7 @@ class Stream:
     told: bool = False  # a round's delta came, and with the first one the scores of the prompt
     tries: int = 0  # since the last token
     sent: bool = False
+    refused: bool = False  # by a coordinator, which kept nothing of it
     ended: bool = False
     rounds: int = 0
     drafted: int = 0
@@ -49,6 +51,7 @@ class Stream:
             self._count(delta, now_s)
         self.told = self.told or delta.finish is None
         self.ended = delta.finish is not None
+        self.refused = delta.finish == "error" and delta.stats is None
         self.unread.put_nowait(delta)
 
     def _count(self, delta: Delta, now_s: float) -> None:
@@ -70,6 +73,17 @@ class Stream:
             self.ended = True
             failure = Failure(error.status, error.code, error.message)
             self.unread.put_nowait(Delta(self.request.id, (), finish="error", failure=failure))
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another coordinator is to be asked: this request may be what ends them."""
+        return self.refused or self.tries < MOST_TRIES
+
+    def go_on(self) -> None:
+        """It ended in a failure; another coordinator takes it from where its client is, or afresh if it was refused."""
+        if self.refused:
+            self.sent, self.tries = False, 0
+        self.refused = self.ended = False
 
     def submission(self, now_s: float) -> Submit:
         """What makes a coordinator begin this request, or go on with it where its client is."""
@@ -107,10 +121,9 @@ class Streams:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
 
-    def open(self, request: Request, now_s: float) -> Stream:
+    def open(self, stream: Stream) -> None:
         """A client's request; its stream is open until `close`."""
-        stream = self._open[request.id] = Stream(request, now_s)
-        return stream
+        self._open[stream.request.id] = stream
 
     def close(self, stream: Stream) -> Cancel | None:
         """Nobody reads this stream any more. Returns what the coordinator must be told, if anything."""
@@ -173,3 +186,27 @@ def _gave_up_on(stream: Stream) -> bool:
         return False
     stream.fail(ClientTooSlow(f"{MOST_UNREAD} rounds of the answer were not read; read faster, or ask for less"))
     return True
+
+
+async def first_failure_raised(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+    """These deltas, as `EngineClient.stream` promises them: a failure that nothing precedes is raised."""
+    begun = False
+    async with contextlib.aclosing(deltas):
+        async for delta in deltas:
+            if delta.failure is not None and not begun and not delta.tokens:
+                raise error_of(delta.failure)
+            begun = True
+            yield delta
+
+
+def error_of(failure: Failure) -> SpecserveError:
+    """The exception that a failure once was."""
+    kinds = [SpecserveError]
+    while kinds:
+        kind = kinds.pop()
+        if kind.code == failure.code:
+            return kind(failure.message)
+        kinds.extend(kind.__subclasses__())
+    error = SpecserveError(failure.message)
+    error.status, error.code = failure.status, failure.code
+    return error

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specserve.cluster.routing import Router
 from specserve.cluster.routing_engine import RoutingEngine
-from specserve.errors import InvalidField, Overloaded, SpecserveError, Unavailable
+from specserve.cluster.streams import MOST_TRIES, Stream
+from specserve.errors import InvalidField, Overloaded, SpecserveError, Unavailable, VerifierLost
 from specserve.types import Delta, Failure, Health, Request, RequestId
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
 
-from scripted_engine import NOBODY, ScriptedEngine, Step
+from scripted_engine import NOBODY, ScriptedEngine, Step, stats
 
 
 class Pipeline(ScriptedEngine):
@@ -28,6 +29,7 @@ class Pipeline(ScriptedEngine):
         self.state = Health("ok")
         self.connected = False
         self.gave_up = False
+        self.streams: list[Stream] = []
         self._connects = connects
 
     async def connect(self) -> None:
@@ -35,6 +37,36 @@ class Pipeline(ScriptedEngine):
         if not self._connects:
             raise Unavailable("not there")
         self.connected = True
+
+    async def carry(self, stream: Stream) -> AsyncGenerator[Delta, None]:
+        """The script, as a coordinator would play it to this stream: what it raises refuses the request."""
+        self.streams.append(stream)
+        script = self.stream(stream.submission(0.0).request)
+        playing = asyncio.ensure_future(self._play(script, stream))
+        try:
+            while True:
+                delta = await stream.unread.get()
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            self.streams.remove(stream)
+            playing.cancel()
+            await asyncio.wait([playing])
+            await script.aclose()  # type: ignore[attr-defined]
+
+    async def _play(self, script: AsyncGenerator[Delta, None], stream: Stream) -> None:
+        try:
+            async for delta in script:
+                stream.take(delta, 0.0)
+        except SpecserveError as error:
+            failure = Failure(error.status, error.code, error.message)
+            stream.take(Delta(NOBODY, (), finish="error", failure=failure), 0.0)
+
+    def release(self, reason: str) -> None:
+        """As the real one."""
+        for stream in self.streams:
+            stream.fail(Unavailable(reason))
 
     def close(self) -> None:
         """Remember it."""
@@ -58,7 +90,7 @@ def request(name: str) -> Request:
 
 
 async def tokens(engine: RoutingEngine, name: str) -> tuple[int, ...]:
-    return tuple([token async for delta in engine.stream(request(name)) for token in delta.tokens])
+    return await _collected(engine.stream(request(name)))
 
 
 def running(pipelines: dict[str, Pipeline], test: Callable[[RoutingEngine, set[str]], Awaitable[None]]) -> None:
@@ -116,21 +148,86 @@ def test_a_refused_request_is_offered_to_the_others(error):
     running(pipelines, test)
 
 
-def test_a_begun_answer_is_never_begun_again():
-    """A failure after the first token goes to the client, and no other pipeline hears of the request."""
-    failure = Failure(503, "unavailable", "gone")
-    broken: list[Step] = [Delta(NOBODY, (1,)), Delta(NOBODY, (), finish="error", failure=failure)]
-    raised: list[Step] = [Delta(NOBODY, (1,)), Unavailable("gone")]
-    for script in (broken, raised):
-        pipelines = {name: Pipeline(script) for name in "ab"}
+def counting(upto: int, then: Step) -> Callable[[Request], list[Step]]:
+    """An answer that counts on from what its client has, and ends like this."""
 
-        async def test(engine: RoutingEngine, names: set[str], pipelines: dict[str, Pipeline] = pipelines) -> None:
-            await until(lambda: all(one.connected for one in pipelines.values()))
-            with contextlib.suppress(Unavailable):
-                assert await tokens(engine, "x") == (1,)
-            assert sum(len(one.requests) for one in pipelines.values()) == 1
+    def script(asked: Request) -> list[Step]:
+        return [Delta(NOBODY, (number,)) for number in range(len(asked.answer), upto)] + [then]
 
-        running(pipelines, test)
+    return script
+
+
+FAILED = Delta(NOBODY, (), finish="error", failure=Failure(503, "verifier_lost", "gone"), stats=stats(2))
+ENDED = Delta(NOBODY, (), finish="length", stats=stats(4))
+
+
+def test_a_begun_answer_goes_on_where_its_client_is():
+    """A pipeline gives it up after two tokens: another one is sent these, and adds the others."""
+    pipelines = {"a": Pipeline(counting(2, FAILED)), "b": Pipeline(counting(4, ENDED))}
+
+    async def test(engine: RoutingEngine, names: set[str]) -> None:
+        await until(lambda: all(one.connected for one in pipelines.values()))
+        assert [await tokens(engine, str(number)) for number in range(4)] == [(0, 1, 2, 3)] * 4
+        assert len(pipelines["a"].requests) > 0
+        assert sum(asked.answer == (0, 1) for asked in pipelines["b"].requests) == len(pipelines["a"].requests)
+        names.discard("b")
+        await until(lambda: pipelines["b"].gave_up)
+        last = [delta async for delta in engine.stream(request("x"))][-1]
+        assert last.failure == FAILED.failure
+
+    running(pipelines, test)
+
+
+@pytest.mark.parametrize("failure", [Failure(500, "internal_error", "a bug"), Failure(408, "client_too_slow", "slow")])
+def test_what_would_fail_elsewhere_too_is_not_tried_there(failure):
+    """Only what a pipeline lacks is to be had elsewhere."""
+    pipelines = {name: Pipeline(counting(2, replace(FAILED, failure=failure))) for name in "ab"}
+
+    async def test(engine: RoutingEngine, names: set[str]) -> None:
+        await until(lambda: all(one.connected for one in pipelines.values()))
+        found = [delta async for delta in engine.stream(request("x"))]
+        assert found[-1].failure == failure
+        assert sum(len(one.requests) for one in pipelines.values()) == 1
+
+    running(pipelines, test)
+
+
+def test_a_request_that_ends_its_pipelines_is_given_up():
+    """Three were lost without a token of it: the others are spared."""
+    pipelines = {name: Pipeline(counting(0, FAILED)) for name in "abcde"}
+
+    async def test(engine: RoutingEngine, names: set[str]) -> None:
+        await until(lambda: all(one.connected for one in pipelines.values()))
+        with pytest.raises(VerifierLost):
+            await tokens(engine, "x")
+        assert sum(len(one.requests) for one in pipelines.values()) == MOST_TRIES
+
+    running(pipelines, test)
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_streams_of_a_lost_pipeline_go_on_in_another(leaving, monkeypatch):
+    """One that is away too long, or gone and cut off. Where there is no other, they wait for it."""
+    monkeypatch.setattr("specserve.cluster.routing_engine._LONGEST_AWAY_S", 1e9 if leaving else 0.2)
+    pipelines = {"a": Pipeline(paused(asyncio.Event(), 0, 1)), "b": Pipeline(counting(4, ENDED), connects=False)}
+
+    async def test(engine: RoutingEngine, names: set[str]) -> None:
+        stream = engine.stream(request("x"))
+        assert (await anext(stream)).tokens == (0, 1)
+        pipelines["a"].connected = False
+        names -= {"a"} if leaving else set()
+        rest = asyncio.ensure_future(_collected(stream))
+        await asyncio.sleep(0.6)
+        assert not rest.done()
+        pipelines["b"].connected = True
+        assert await rest == (2, 3)
+        assert pipelines["a"].closed == ["x"]
+
+    running(pipelines, test)
+
+
+async def _collected(stream: AsyncIterator[Delta]) -> tuple[int, ...]:
+    return tuple([token async for delta in stream for token in delta.tokens])
 
 
 def test_a_pipeline_that_leaves_ends_its_streams_first():
@@ -158,7 +255,7 @@ def test_a_pipeline_that_leaves_ends_its_streams_first():
 
 
 def test_one_that_cannot_be_reached_harms_nobody():
-    """Requests go to the other; health says how many serve; a lone one that is away is a clean 503."""
+    """Requests go to the other; health says how many serve; one that was there and is away is waited for."""
     pipelines = {"a": Pipeline(answer(1)), "b": Pipeline(answer(2), connects=False)}
     pipelines["b"].state = Health("starting")
 
@@ -168,6 +265,9 @@ def test_one_that_cannot_be_reached_harms_nobody():
         health = await engine.health()
         assert (health.status, health.detail) == ("ok", "1 of 2 pipelines serve")
         pipelines["a"].connected = False
+        assert await tokens(engine, "x") == (1,)
+        names.discard("a")
+        await until(lambda: pipelines["a"].gave_up)
         with pytest.raises(Unavailable, match="no pipeline"):
             await tokens(engine, "x")
 

@@ -113,7 +113,8 @@ class World:
 
     def ask(self, name: str, prompt: list[int], max_tokens: int, **fields: object) -> None:
         request = Request(RequestId(name), tuple(prompt), max_tokens, Sampling(temperature=0), **fields)
-        stream = self.streams.open(request, self.clock.now)
+        stream = Stream(request, self.clock.now)
+        self.streams.open(stream)
         self.open[name], self.deltas[name] = stream, []
         if self.connected:
             self.send(stream.submission(self.clock.now))

@@ -152,10 +152,9 @@ class KeepsCursor(Streams):
 class StartsOver(Streams):
     """Asks a new coordinator for the whole answer again."""
 
-    def open(self, request, now_s):
-        stream = super().open(request, now_s)
+    def open(self, stream):
+        super().open(stream)
         stream.tokens = Forgetful()
-        return stream
 
 
 class Forgetful(list):

@@ -175,7 +175,8 @@ def test_a_client_that_does_not_read_is_given_up(monkeypatch):
     """Its buffer is bounded: then the request is cancelled, and what it finds at the end says why."""
     monkeypatch.setattr("specserve.cluster.streams.MOST_UNREAD", 2)
     streams = Streams()
-    slow = streams.open(Request(RequestId("a"), (1,), 9), 0.0)
+    slow = Stream(Request(RequestId("a"), (1,), 9), 0.0)
+    streams.open(slow)
     slow.submission(0.0)
     cancels = [streams.take(Deltas(number, (delta(number),)), 0.0) for number in range(1, 6)]
     assert [bool(each) for each in cancels] == [False, False, True, False, False]
