@@ -29,6 +29,8 @@ class ByName(RequestRouter):  # type: ignore[misc]
         named = [one for one in candidate_replicas if _name(one) == wanted]
         if not named and not pending_request.future.done():
             pending_request.future.set_exception(Unavailable(f"replica {wanted} is gone"))
+            # Serve forgets by itself what it has routed and what was cancelled, but not this.
+            self._remove_pending_request_from_indices(pending_request)
         # Serve looks at a call that failed only when it is offered some replica.
         return [named or candidate_replicas[:1]]
 

@@ -24,6 +24,9 @@ PIPELINE = "Pipeline"
 INGRESS = "Ingress"
 LEDGER = "Ledger"
 
+_CALLS = 1_000_000
+"""One call of a pipeline stays open for each request (`holds`); none may make another one wait."""
+
 _LAST_WORDS_S = 10.0
 _LOOK_BACK_S = 10.0
 
@@ -87,7 +90,7 @@ def _pipelines(config: Config, drain_s: float) -> Any:
         ServedPipeline,
         name=PIPELINE,
         ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=1000,
+        max_ongoing_requests=_CALLS,
         max_constructor_retry_count=1,
         health_check_period_s=2,
         health_check_timeout_s=30,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -93,7 +94,13 @@ class Ingress:
             answer: dict[str, Any] = await pipeline.timeline.remote()
             return answer
 
-        return Pipe(connect, health, metrics, status, timeline)
+        async def hold(name: str) -> None:
+            await pipeline.hold.remote(name)
+
+        async def release(names: Collection[str]) -> None:
+            await pipeline.release.remote(names)
+
+        return Pipe(connect, health, metrics, status, timeline, hold, release)
 
     async def _report(self, metrics: HttpMetrics) -> None:
         """Hand in what this replica counted, so that a scrape of any replica tells of all."""

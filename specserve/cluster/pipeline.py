@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray import serve
 
 from specserve import config as configs
 from specserve import drafting, logs
+from specserve.cluster.holds import Holds
 from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.placement import Placement, plan
 from specserve.cluster.scaling import LOAD
@@ -51,6 +53,7 @@ class Pipeline:
         logs.configure(self._config.log_format)
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
+        self._holds = Holds()
         self._served = False
         self._failure: str | None = None
         self._waiting = "placing the pipeline"
@@ -127,6 +130,14 @@ class Pipeline:
             raise Unavailable("the pipeline is starting")
         return await (await self._serving()).connect_ingress(ingress_id, address, cursor)
 
+    async def hold(self, name: str) -> None:
+        """Under way while a request is open, so that Serve sees what this pipeline works on; see `holds`."""
+        await self._holds.hold(name)
+
+    async def release(self, names: Collection[str]) -> None:
+        """These requests have ended."""
+        self._holds.release(names)
+
     async def name(self) -> str:
         """The name under which `Fleet` finds this replica."""
         name: str = serve.get_replica_context().replica_id.unique_id
@@ -155,6 +166,7 @@ class Pipeline:
 
     async def stop(self) -> None:
         """End the children. Idempotent."""
+        self._holds.close()
         self._life.cancel()
         self._ready.set()  # nobody is to wait for what will not come
         if self._supervisor is not None:

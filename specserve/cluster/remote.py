@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specserve import errors
+from specserve.cluster.holds import Hold, Holder, Release
 from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.streams import Stream, Streams, first_failure_raised
 from specserve.config import Config
@@ -38,13 +39,15 @@ Connect = Callable[[str, Address, int], Awaitable[Welcome]]
 
 @dataclass(frozen=True, slots=True)
 class Pipe:
-    """What the engine needs of the control plane."""
+    """What the engine needs of the control plane. hold and release: see `holds`; they may fail."""
 
     connect: Connect
     health: Callable[[], Awaitable[Health]]
     metrics: Callable[[Snapshot], Awaitable[str]]
     status: Callable[[], Awaitable[dict[str, Any]]]
     timeline: Callable[[], Awaitable[dict[str, Any]]]
+    hold: Hold
+    release: Release
 
 
 class _LoopMailbox(Mailbox):
@@ -72,6 +75,7 @@ class RemoteEngine:
         mailbox = _LoopMailbox(self._loop, self._take)
         self._endpoint = Endpoint(mailbox, host=host, node_id=node_id, lost_after_s=config.cluster.lost_after_s)
         self._name = f"ingress-{uuid.uuid4().hex}"
+        self._holder = Holder(self._name, pipe.hold, pipe.release)
         self._life = -1
         self._cut: str | None = None  # why the connection of this life can bring no more
         self._channel: SocketChannel | None = None
@@ -149,6 +153,7 @@ class RemoteEngine:
         """Leave. Idempotent."""
         if self._reconnect is not None:
             self._reconnect.cancel()
+        self._holder.close()
         self._release()
         self._endpoint.close()
 
@@ -184,6 +189,7 @@ class RemoteEngine:
     async def carry(self, stream: Stream) -> AsyncGenerator[Delta, None]:
         """The deltas of a stream, from where its client is. Never raises; the last one may have `failure` set."""
         self._streams.open(stream)
+        held = self._holder.begin()
         try:
             if self._given_up:
                 stream.fail(Unavailable("the engine is being restarted; try again in a few seconds"))
@@ -195,6 +201,7 @@ class RemoteEngine:
                 if delta.finish is not None:
                     return
         finally:
+            self._holder.end(held)
             cancel = self._streams.close(stream)
             if cancel is not None:
                 self._send(cancel)

@@ -51,6 +51,6 @@ def ray_here() -> Iterator[None]:
     from specserve.cluster.local_ray import local_ray
 
     before = processes.descendants()
-    with local_ray(ingresses=2):
+    with local_ray(ingresses=2, pipelines=2):
         yield
     assert processes.descendants() <= before

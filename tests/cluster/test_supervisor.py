@@ -55,7 +55,11 @@ async def serving(config: Config) -> AsyncIterator[tuple[Supervisor, RemoteEngin
             del own
             return str(await supervisor.metrics())
 
-        pipe = Pipe(supervisor.connect_ingress, health, metrics, supervisor.status, supervisor.timeline)
+        async def unseen(names: object) -> None:
+            """No Serve is there to see which requests are open."""
+
+        rest = (supervisor.status, supervisor.timeline, unseen, unseen)
+        pipe = Pipe(supervisor.connect_ingress, health, metrics, *rest)
         engine = RemoteEngine(config, pipe, host=None, node_id=ray.get_runtime_context().get_node_id())
         try:
             await engine.connect()
