@@ -100,6 +100,18 @@ class PagedTransformers:
         """Pages are all that it keeps."""
         return self._states
 
+    @property
+    def model(self) -> Any:
+        """What runs here, for heads that share parts of it."""
+        return self._model
+
+    @property
+    def pages(self) -> Pages:
+        """Its keys and values. Raises ConfigError before they were allocated."""
+        if self._pages is None:
+            raise ConfigError("the backend was asked for its KV pages before they were allocated")
+        return self._pages
+
     def bytes_per_block(self, block_tokens: int) -> int:
         """Bytes of KV of one block, all layers together."""
         return block_tokens * sum(layout.bytes_per_position for layout in self._layouts.values())
@@ -114,9 +126,7 @@ class PagedTransformers:
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Copy whole KV pages, all layers."""
-        if self._pages is None:
-            raise ConfigError("the backend was asked to copy KV pages before they were allocated")
-        self._pages.copy_blocks(sources, copies)
+        self.pages.copy_blocks(sources, copies)
 
     def make_batch_invariant(self) -> None:
         """See `Backend`. What it costs: a call of attention per position, and products in small fixed pieces."""
@@ -142,10 +152,8 @@ class PagedTransformers:
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
-        if self._pages is None:
-            raise ConfigError("the backend was asked for a forward before its KV pages were allocated")
         run = self._run if self._flat is None else self._flat.run
-        return run(batch.tokens, batch.positions, batch.wanted, self._step(self._pages, batch))
+        return run(batch.tokens, batch.positions, batch.wanted, self._step(self.pages, batch))
 
     def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
         if self._invariant:
