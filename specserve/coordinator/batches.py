@@ -26,6 +26,7 @@ class CheckedRow:
     length: int  # committed tokens when it was sent
     chain: Chain
     shown: bool = False  # hidden states are wanted
+    next_depth: int | None = None  # tokens to draft beside the verifier, behind its verdict; None where nobody does
 
     def emitted(self, kept: int, token: int) -> list[int]:
         """The tokens that a verdict of so many kept drafts, and this token after them, yields."""
@@ -89,6 +90,7 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
     dists, dist_rows = _gather_dists(rows)
     tables = [checked.state.target_table for checked in rows]
     shown = [checked.shown for checked in rows]
+    depths = [checked.next_depth for checked in rows if checked.next_depth is not None]
     return Verify(
         round=number,
         rows=np.array([checked.state.row for checked in rows], dtype=np.int64),
@@ -104,6 +106,7 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
         table_lengths=ints([len(table) for table in tables]),
         tables=joined(tables),
         shown=np.array(shown if any(shown) else [], dtype=np.bool_),
+        depths=ints(depths),
     )
 
 

@@ -22,6 +22,7 @@ from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
 from specserve.coordinator.admission import check_request
 from specserve.coordinator.ahead import AheadDrafts
 from specserve.coordinator.batches import CheckedRow, verify_message
+from specserve.coordinator.beside_drafts import BesideDrafts
 from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
@@ -114,6 +115,8 @@ class Engine:
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._has_draft_worker = drafter is not None
         self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
+        if target.drafts:
+            self._draft_beside()
         self._states: dict[str, RequestState] = {}
         self._outbox = Outbox(metrics)
         self._committer = Committer(target, tokenizer, self._blocks, metrics, clock, self._end)
@@ -343,6 +346,7 @@ class Engine:
                 len(row.state.tokens),
                 row.state.chain.first(row.depth) if row.due else NOTHING,
                 isinstance(self._drafts, WorkerSource) and self._drafts.shows(row.state),
+                self._drafts.depth(row.state) if isinstance(self._drafts, BesideDrafts) else None,
             )
             for row in rows
             if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start
@@ -395,9 +399,13 @@ class Engine:
         if current is None or verdict.round != current.number:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
+        phases = {"forward": verdict.forward_s, "sampling": verdict.sampling_s}
         if isinstance(self._drafts, WorkerSource):
             self._drafts.shown(current, verdict)
-        self.activity.returned("target", {"forward": verdict.forward_s, "sampling": verdict.sampling_s})
+        elif isinstance(self._drafts, BesideDrafts):
+            self._drafts.take(current, verdict)
+            phases["draft"] = verdict.drafted.busy_s
+        self.activity.returned("target", phases)
         scores = current.scores(verdict)
         self._outbox.book()
         self._close_round(current)
@@ -577,6 +585,13 @@ class Engine:
         self._speculating = True
         self.activity.joined("draft")
         self._metrics.joined("draft", info)
+
+    def _draft_beside(self) -> None:
+        """The verifier drafts what follows its verdicts: hidden from rounds as what is drafted ahead is."""
+        self._policy = self._depth_policy(DraftTiming.AHEAD, None)
+        self._drafts = BesideDrafts(self._policy, self._target.vocab_size, self._target.context_length)
+        self._scheduler.lookahead = self._config.depth
+        self._speculating = self._expects_drafts = True
 
     def _depth_policy(self, timing: DraftTiming, draft_context: int | None) -> DepthPolicy:
         limits = FixedDepth(self._config.depth, self._target.context_length, draft_context)

@@ -26,7 +26,8 @@ def check_limits(engine: EngineConfig, target: WorkerInfo, draft: WorkerInfo | N
                 f"the {info.role} made blocks of {info.block_tokens} positions, engine.block_tokens is "
                 f"{engine.block_tokens}; restart both with one configuration"
             )
-    if draft is not None and draft.reads_hidden and engine.outcomes not in ("auto", 0):
+    reads_hidden = target.drafts or (draft is not None and draft.reads_hidden)
+    if reads_hidden and engine.outcomes not in ("auto", 0):
         raise ConfigError(
             f"engine.outcomes is {engine.outcomes}, but a draft that reads the target's hidden states can only go on "
             f"from a verdict; set engine.outcomes to 0 or auto"

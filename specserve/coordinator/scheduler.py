@@ -49,6 +49,7 @@ class Scheduler:
         self._preempt = preempt
         self.waiting: deque[RequestState] = deque()
         self.spare_blocks = 0  # of a sibling's prompt that are computed anew, for hidden states before what it covers
+        self.lookahead = 0  # positions behind what a round checks, for drafts that are made beside the verifier
         self.running: list[RequestState] = []  # in order of admission: the last one is the youngest
 
     def admit(self, now_s: float) -> None:
@@ -145,7 +146,7 @@ class Scheduler:
 
     def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int) -> None:
         length = len(state.tokens)
-        if not self._blocks.cover(state.target_table, length + depth):
+        if not self._cover(state, length + depth):
             depth = 0
             if not self._make_room(state, length):
                 return
@@ -156,8 +157,16 @@ class Scheduler:
         feed = min(budget, lacking)
         if not self._make_room(state, state.target_cached + feed):
             return 0
+        if feed == lacking and self.lookahead:
+            self._blocks.cover(state.target_table, len(state.tokens) + self.lookahead)
         rows.append(TargetRow(state, state.target_cached, feed, 0, feed == lacking))
         return feed
+
+    def _cover(self, state: RequestState, positions: int) -> bool:
+        """Cover these positions and, where there is room, those behind them that drafts may take."""
+        if self.lookahead and self._blocks.cover(state.target_table, positions + self.lookahead):
+            return True
+        return self._blocks.cover(state.target_table, positions)
 
     def _make_room(self, state: RequestState, positions: int) -> bool:
         """Cover `positions`, preempting the youngest while blocks lack. False when `state` itself had to go."""

@@ -4,6 +4,9 @@ A speculator file has a constant `KIND` and a function `build`:
 
 KIND = "model"     `build(config, backend, vocab_size)` returns a `Speculator`, which lives in the draft worker
 KIND = "guesser"   `build(config)` returns a `Guesser`, which lives in the coordinator; such a file imports no torch
+KIND = "beside"    `attach(config, backend, folder)` returns the loaded target with what drafts behind it, and
+                   `worker(config, backend, vocab_size, grammars)` the `transport.Worker` that answers plans with it, in
+                   the verifier's process and on the target's own blocks; `build` makes its `Speculator`
 
 A model that goes on from the target's hidden states also has `layers_read(config)`, of the whole `Config`: the numbers
 of the target's layers whose inputs it reads, none for the target's last states; its backend is a `models.DraftHead`.
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 NOT_CHOICES = frozenset({"worker", "workspace"})
 
-Kind = Literal["model", "guesser"]
+Kind = Literal["model", "guesser", "beside"]
 
 
 class Guesser(Protocol):
@@ -161,6 +164,11 @@ def has_worker(config: DraftConfig) -> bool:
     return _kind(config) == "model"
 
 
+def lives_beside(config: DraftConfig) -> bool:
+    """Whether drafts are made by the verifier's own process. Raises ConfigError likewise."""
+    return _kind(config) == "beside"
+
+
 def guesser_of(config: DraftConfig) -> Guesser | None:
     """The model-free speculator, if that is what is configured."""
     if _kind(config) != "guesser":
@@ -200,6 +208,9 @@ def _kind(config: DraftConfig) -> Kind | None:
         raise ConfigError(f"no speculator called {name!r}; there are: {', '.join(known)}, and dotted paths of your own")
     found = folders.load("drafting", name)
     kind = getattr(found, "KIND", None)
-    if kind not in kinds or not callable(getattr(found, "build", None)):
-        raise ConfigError(f"{name!r} is no speculator: it needs a KIND of {' or '.join(kinds)}, and a function build")
+    parts = ("attach", "worker", "build") if kind == "beside" else ("build",)
+    if kind not in kinds or not all(callable(getattr(found, part, None)) for part in parts):
+        raise ConfigError(
+            f"{name!r} is no speculator: it needs a KIND of {' or '.join(kinds)}, and a function {' and '.join(parts)}"
+        )
     return cast(Kind, kind)

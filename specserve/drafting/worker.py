@@ -22,7 +22,7 @@ from specserve.config import Config
 from specserve.drafting import Branch, Grown, Job, Speculator, Trunk, checked
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
 from specserve.errors import ProtocolError
-from specserve.models import AtOnce, DraftHead, Hardware, _memory_plan
+from specserve.models import AtOnce, Backend, DraftHead, Hardware, _memory_plan
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -348,6 +348,26 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
         hardware=backend.hardware,
     )
     return worker, replace(info, reads_hidden=head is not None)
+
+
+def beside(
+    config: Config, speculator: Speculator, width: int, backend: Backend, vocab_size: int, grammars: Grammars
+) -> DraftWorker:
+    """A worker in the verifier's process, for a speculator on the target's own blocks; width is that of its states.
+
+    Its slots hold what is drafted behind one verdict.
+    """
+    workspace = Workspace(
+        config.engine.slot_count, _dist_store(config, vocab_size, backend.device), backend.device, hidden_size=width
+    )
+    return DraftWorker(
+        speculator,
+        workspace,
+        vocab_size=backend.vocab_size,
+        block_tokens=config.engine.block_tokens,
+        grammars=grammars,
+        hardware=backend.hardware,
+    )
 
 
 def _dist_store(config: Config, vocab_size: int, device: torch.device) -> DistStore:

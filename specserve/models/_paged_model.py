@@ -65,9 +65,11 @@ class PagedModel(Generic[PagesT]):
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Copy whole pages. Raises ConfigError before `allocate`."""
-        self._allocated().copy_blocks(sources, copies)
+        self.pages.copy_blocks(sources, copies)
 
-    def _allocated(self) -> PagesT:
+    @property
+    def pages(self) -> PagesT:
+        """What it keeps. Raises ConfigError before `allocate`."""
         if self._pages is None:
             raise ConfigError(f"{type(self).__name__} has no pages yet; call allocate first")
         return self._pages

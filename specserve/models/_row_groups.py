@@ -133,6 +133,11 @@ class RaggedPlan:
             mask = mask.repeat(1, fold, 1)
         return mask[:, None]
 
+    def before(self) -> torch.Tensor:
+        """int64 [T]: where what belongs to the position before each token's is kept; each has one."""
+        rows = np.repeat(np.arange(len(self._lengths)), self._lengths)
+        return self._to_device(self._slots_of(rows, self._batch.positions - 1))
+
     def _slots_of(self, rows: Ints, positions: Ints) -> Ints:
         block, within = np.divmod(positions, self._block_tokens)
         return self._batch.tables[rows, block].astype(np.int64) * self._block_tokens + within

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Literal, cast
 
@@ -21,10 +22,12 @@ def load_backend(
     role: Literal["draft", "target"],
     engine: EngineConfig,
     slot_bytes: Callable[[int], int] = lambda _: 0,
+    attach: Callable[[Backend, Path], Backend] = lambda backend, _: backend,
 ) -> tuple[Backend, WorkerInfo]:
     """The loaded model with its KV pages allocated, and what was found out about it.
 
-    slot_bytes tells what the draft's slots will take, by the size of the vocabulary.
+    slot_bytes tells what the draft's slots will take, by the size of the vocabulary. attach gives the model, read from
+    a folder, what is to be served together with it.
     Raises ConfigError for a model that cannot be loaded, that has no room for itself or for one full context, or, as a
     target, that cannot be batch-invariant where the engine is to be.
     """
@@ -41,7 +44,7 @@ def load_backend(
     weights = 0 if emulated else _memory_plan.weight_bytes(folder, config)
     if not emulated:
         _memory_plan.check_weights(role, weights, config, device)
-    backend = cast(Backend, folders.load("models", name).build(config, folder))
+    backend = attach(cast(Backend, folders.load("models", name).build(config, folder)), folder)
     invariant = role == "target" and engine.batch_invariant
     if invariant:
         backend.make_batch_invariant()

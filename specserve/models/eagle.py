@@ -171,7 +171,7 @@ class EagleHead(AttentionModel):
         self, batch: RaggedBatch, hidden: torch.Tensor, origins: npt.NDArray[np.int64]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DraftHead`."""
-        pages = self._allocated()
+        pages = self.pages
         plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device, origins)
         tokens = torch.from_numpy(batch.tokens).to(self._device)[None]
         places = torch.from_numpy(batch.positions - 1).to(self._device)[None]

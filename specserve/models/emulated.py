@@ -106,7 +106,7 @@ class EmulatedModel(PagedModel[DigestPages]):
 
         Raises ProtocolError for a batch that reads what was never written, or goes beyond the context.
         """
-        pages = self._allocated()
+        pages = self.pages
         if batch.positions.max(initial=0) >= self._context_length:
             raise ProtocolError(f"position {batch.positions.max()} in a context of {self._context_length}")
         digests = pages.write(batch)

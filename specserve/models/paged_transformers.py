@@ -57,6 +57,11 @@ class PagedTransformers(AttentionModel):
         self._invariant = False
         self._observer: Observer | None = None
 
+    @property
+    def model(self) -> Any:
+        """What runs here, for heads that share parts of it."""
+        return self._model
+
     def make_batch_invariant(self) -> None:
         """See `Backend`. What it costs: a call of attention per position, and products in small fixed pieces."""
         if self._device.type != "cpu" or self._dtype != torch.float32:
@@ -81,9 +86,8 @@ class PagedTransformers(AttentionModel):
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
-        pages = self._allocated()
         run = self._run if self._flat is None else self._flat.run
-        return run(batch.tokens, batch.positions, batch.wanted, self._step(pages, batch))
+        return run(batch.tokens, batch.positions, batch.wanted, self._step(self.pages, batch))
 
     def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
         if self._invariant:

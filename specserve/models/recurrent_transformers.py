@@ -80,7 +80,7 @@ class RecurrentTransformers(AttentionModel):
 
         Raises ProtocolError where a row starts at a position that `states` does not cover.
         """
-        self._allocated()  # refused before any state changes
+        self.pages  # refused before any state changes
         for group in _alike(self._states.resume(batch)):
             self._read_again(group)
         rows = stretches_of(batch)
@@ -120,7 +120,7 @@ class RecurrentTransformers(AttentionModel):
         return logits[:, logits.shape[1] - group[0].wanted :], states
 
     def _step(self, group: Sequence[Stretch], states: States) -> tuple[torch.Tensor, States]:
-        batch, pages = ragged(group), self._allocated()
+        batch, pages = ragged(group), self.pages
         shape = (len(group), -1)
         cache = self._cache(states)
         plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device)

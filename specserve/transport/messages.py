@@ -181,6 +181,8 @@ class Verify(Message):
     due bool [n]: the feed ends at the newest committed token. chain_lengths [n], 0 unless due; chains [m] tokens;
     dist_rows [m]: row of `dists` that the token was drawn from, −1 for a token chosen without chance.
     shown bool [n]: hidden states of the row are wanted; no elements where none are.
+    depths [n]: tokens that a speculator beside the verifier is to draft behind the verdict, 0 feeds it only; no
+    elements where there is no such speculator.
     """
 
     round: int
@@ -197,6 +199,7 @@ class Verify(Message):
     table_lengths: Array
     tables: Array
     shown: Array = field(default_factory=lambda: empty("bool"))
+    depths: Array = field(default_factory=empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +296,28 @@ class Scores:
 _NO_SCORES = Scores.none()
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Chains that were drafted beside the verifier behind the tokens of a verdict, for n rows, or no elements at all.
+
+    lengths [n]; tokens [Σ]; dists one row per token, in order, or no rows when they were chosen without chance. busy_s
+    is the time that this took.
+    """
+
+    lengths: Array
+    tokens: Array
+    dists: Dists
+    busy_s: float
+
+    @staticmethod
+    def none() -> Drafted:
+        """Nobody drafts here."""
+        return Drafted(empty(), empty(), Dists.none(), 0.0)
+
+
+_NO_DRAFTED = Drafted.none()
+
+
 @_register
 @dataclass(frozen=True, slots=True)
 class Verdict(Message):
@@ -301,6 +326,7 @@ class Verdict(Message):
     forward_s and sampling_s are the times that the worker computed. scores are those of the kept + 1 tokens of each
     due row that asked; prompt_scores those of the prompt tokens after each fed one, from start + 1 on.
     hidden holds the states at the fed positions and at those of the kept tokens, of each row that asked, in order.
+    drafted holds chains behind the next tokens, at most as long as the round's `depths`.
     """
 
     round: int
@@ -313,6 +339,7 @@ class Verdict(Message):
     scores: Scores = _NO_SCORES
     prompt_scores: Scores = _NO_SCORES
     hidden: Hidden = _NO_HIDDEN
+    drafted: Drafted = _NO_DRAFTED
 
 
 @_register
@@ -399,7 +426,7 @@ _FORMS: dict[tuple[str, str], tuple[str, int]] = {
 }
 """Element type and dimensions of arrays, by record and field, where they are not ("int32", 1)."""
 
-_BUNDLES = (Dists, Scores, Hidden)
+_BUNDLES = (Dists, Scores, Hidden, Drafted)
 """Records that hold arrays."""
 
 

@@ -16,7 +16,9 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ import torch
 from specserve import folders
 from specserve.config import NO_SPECULATOR, Config, EngineConfig
 from specserve.errors import ConfigError, ProtocolError
-from specserve.models import AtOnce, Backend, Hardware, ShowsHidden, _memory
+from specserve.models import AtOnce, Backend, Hardware, ShowsHidden, _memory, _memory_plan
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling.constraint import restrict
@@ -34,9 +36,10 @@ from specserve.sampling.processors import apply
 from specserve.sampling.profiles import Profiles
 from specserve.sampling.wire import Support, decode
 from specserve.text import Tokenizer
-from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Verdict, Verify
+from specserve.transport.messages import Array, Close, Dists, Drafted, Failed, Message, Open, Verdict, Verify
 from specserve.types import RuleName, WorkerInfo
 from specserve.verification import Judge, _masks, all_rules, judges_of
+from specserve.verification._beside import Beside
 from specserve.verification._draft_rows import DraftRows
 from specserve.verification._group import GREEDY, Group, grouped
 from specserve.verification._masks import Masks
@@ -55,8 +58,8 @@ class Verifier:
 
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
     configures the rules; grammars are needed for structured requests only; hardware is what results are waited for on,
-    where reading them does not do that. Raises ConfigError when the configured
-    rule is not one that can be built.
+    where reading them does not do that. beside drafts in this process what verdicts bring along. Raises ConfigError
+    when the configured rule is not one that can be built.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class Verifier:
         engine: EngineConfig | None = None,
         grammars: Grammars | None = None,
         hardware: Hardware | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self._backend = backend
+        self._beside = beside
         self._hardware = AtOnce() if hardware is None else hardware
         self._vocab_size = min(vocab_size, backend.vocab_size)
         self._profiles = Profiles(grammars)
@@ -84,6 +89,8 @@ class Verifier:
 
     def handle(self, message: Message) -> list[Message]:
         """Answer `Open` and `Close` with nothing, `Verify` as the module says, anything else with `Failed`."""
+        if self._beside is not None and isinstance(message, Open | Close):
+            self._beside.hear(message)
         match message:
             case Open():
                 self._profiles.open(message)
@@ -136,17 +143,19 @@ class Verifier:
         if not healthy.all():
             reason = "the target's logits are not finite"
             return _failed(message.round, {int(row): reason for row in message.rows[healthy == 0]}, reason)
+        drafted = Drafted.none() if self._beside is None else self._beside.draft(message, rows, kept, chosen)
         return Verdict(
             message.round,
             message.rows,
             message.epochs,
             kept.astype(np.int32),
             chosen.astype(np.int32),
-            perf_counter() - began - judging_s,
+            perf_counter() - began - judging_s - drafted.busy_s,
             judging_s,
             scores,
             prompt_scores,
             shown(message, rows, kept, self._backend),
+            drafted,
         )
 
     def _judge_of(self, rule: RuleName) -> Judge:
@@ -217,13 +226,36 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
 
 def build(config: Config) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    backend, info = load_backend(config.target, "target", config.engine)
-    _show_hidden(backend, config)
+    speculator = _beside(config)
+    if speculator is None:
+        backend, info = load_backend(config.target, "target", config.engine)
+        _show_hidden(backend, config)
+    else:
+        slots = partial(_memory_plan.slot_bytes, config.draft, config.engine)
+        attach = partial(speculator.attach, config)
+        backend, info = load_backend(config.target, "target", config.engine, slots, attach)
     grammars = Grammars(Tokenizer.load(prepare(config.target, log.info, role="target")))
+    beside = None
+    if speculator is not None:
+        beside = Beside(speculator.worker(config, backend, info.vocab_size, grammars), config.engine.block_tokens)
     verifier = Verifier(
-        backend, vocab_size=info.vocab_size, engine=config.engine, grammars=grammars, hardware=backend.hardware
+        backend,
+        vocab_size=info.vocab_size,
+        engine=config.engine,
+        grammars=grammars,
+        hardware=backend.hardware,
+        beside=beside,
     )
-    return verifier, replace(info, rules=verifier.rules)
+    return verifier, replace(info, rules=verifier.rules, drafts=beside is not None)
+
+
+def _beside(config: Config) -> Any | None:
+    """The speculator's file, where it is one that lives here. Such a file has `attach` and `worker`."""
+    speculator = config.draft.speculator
+    if config.engine.depth == 0 or speculator == NO_SPECULATOR:
+        return None
+    found = folders.load("drafting", speculator)
+    return found if found.KIND == "beside" else None
 
 
 def _show_hidden(backend: Backend, config: Config) -> None:

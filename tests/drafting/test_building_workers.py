@@ -82,7 +82,7 @@ def test_speculators_say_where_they_live() -> None:
 
 def test_the_folders_hold_the_documented_choices() -> None:
     """Workers and helpers are no choices; every rule and speculator has its constants."""
-    assert folders.names_in("drafting") == ["eagle", "ngram", "prediction", "small_model", "suffix"]
+    assert folders.names_in("drafting") == ["eagle", "mtp", "ngram", "prediction", "small_model", "suffix"]
     lossless = {"block", "coupled", "exact", "rejection"}
     assert set(folders.names_in("verification")) == lossless | {"synthetic", "typical"}
     for name in folders.names_in("verification"):

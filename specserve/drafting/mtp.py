@@ -1,0 +1,77 @@
+"""Multi-token-prediction heads of the target's own checkpoint (DeepSeek-V3, 2024), which live beside the verifier.
+
+The verifier runs them behind its verdict: no worker of their own, and no hidden states on the wire. A chain is drafted
+token by token, each step one forward of a head, from the newest token and the target's last state before it (R = 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from specserve.config import Config
+from specserve.drafting import Branch, Grown, Job, Kind, Trunk
+from specserve.drafting._chains import Chain, Picker
+from specserve.drafting.worker import beside
+from specserve.drafting.workspace import Workspace
+from specserve.errors import ConfigError, ProtocolError
+from specserve.models import Backend, _mtp_heads
+from specserve.models._serial_heads import SerialHeads, Tail, TargetWithHeads
+from specserve.models.paged_transformers import PagedTransformers
+from specserve.sampling.grammar import Grammars
+from specserve.transport import Worker
+
+KIND: Final[Kind] = "beside"
+
+
+def attach(config: Config, target: Backend, folder: Path) -> TargetWithHeads:
+    """The loaded target together with the heads in its folder. Raises ConfigError where that cannot be."""
+    if not isinstance(target, PagedTransformers):
+        raise ConfigError(
+            f"draft.speculator is mtp, whose heads read the target's hidden states, which {config.target.source!r} "
+            f"does not show; use another draft.speculator"
+        )
+    return TargetWithHeads(target, _mtp_heads.load(target, folder))
+
+
+def worker(config: Config, backend: TargetWithHeads, vocab_size: int, grammars: Grammars) -> Worker:
+    """What drafts behind the verdicts of a target that `attach` gave its heads."""
+    speculator = build(backend.heads, vocab_size)
+    return beside(config, speculator, backend.width, backend, vocab_size, grammars)
+
+
+def build(heads: SerialHeads, vocab_size: int) -> Mtp:
+    """A speculator on these heads."""
+    return Mtp(heads, vocab_size)
+
+
+class Mtp:
+    """A `Speculator`. Ids at or above vocab_size, the shared vocabulary's end, are never drafted."""
+
+    def __init__(self, heads: SerialHeads, vocab_size: int) -> None:
+        self._heads = heads
+        self._vocab_size = vocab_size
+
+    def propose(self, jobs: Sequence[Job], workspace: Workspace) -> list[list[int]]:
+        """See `drafting.Speculator`."""
+        chains = [Chain(job.profile, job.first, job.slots, job.shared_noise) for job in jobs]
+        picker = Picker(chains, self._vocab_size, workspace)
+        for step in range(max([self._heads.fed, *(job.depth for job in jobs)])):
+            rows = [row for row, job in enumerate(jobs) if job.depth > step]
+            tails = [
+                Tail(job.start, job.feed, chain.tokens, job.table, job.depth > step)
+                for job, chain in zip(jobs, chains, strict=True)
+            ]
+            before = workspace.hidden(np.array([jobs[row].slots[step - 1] for row in rows])) if step and rows else None
+            logits, states = self._heads.read(step, tails, before)
+            if rows:
+                picker.pick(rows, logits)
+                workspace.put_hidden(np.array([jobs[row].slots[step] for row in rows]), states)
+        return [chain.tokens[: chain.healthy] for chain in chains]
+
+    def explore(self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace) -> Iterator[Grown]:
+        """Raises ProtocolError: heads go on from verdicts only, and nobody asks."""
+        raise ProtocolError("multi-token-prediction heads cannot draft ahead of a verdict")

@@ -1,0 +1,136 @@
+"""A target together with heads that draft behind it: one backend, whose blocks hold what both keep per position.
+
+The target's last state at each position lies in the same blocks as its keys and values. So a head finds the state
+before any token that it is fed, whoever computed it: an earlier chunk, a sibling, a request whose prefix is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from specserve.models import AtOnce, NoRowStates, RaggedBatch
+from specserve.models._row_groups import RaggedPlan
+from specserve.models._stretches import Array
+from specserve.models.paged_transformers import PagedTransformers
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """One row of a step: committed tokens from position `start` on, and what was drafted behind them in this round.
+
+    table holds the blocks that cover them. wanted: the next token is drafted in this step.
+    """
+
+    start: int
+    feed: Array
+    drafted: Sequence[int]
+    table: Array
+    wanted: bool
+
+
+class SerialHeads(Protocol):
+    """Heads that draft one token a step, each from a token and a state: the target's, or the one of the step before."""
+
+    @property
+    def fed(self) -> int:
+        """Steps that take place whatever is drafted, since their heads keep something of every token."""
+        ...
+
+    def bytes_per_position(self) -> int:
+        """What they keep in the target's blocks."""
+        ...
+
+    def allocate(self, target: PagedTransformers, blocks: int, block_tokens: int) -> None:
+        """Make their pages, once those of the target are there."""
+        ...
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """See `Backend`."""
+        ...
+
+    def keep(self, plan: RaggedPlan, states: torch.Tensor) -> None:
+        """Keep the target's last states [T, width] of a forward."""
+        ...
+
+    def read(self, step: int, tails: Sequence[Tail], before: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Step `step`, from 0, of all tails: logits float32 [m, V] and states [m, width] of the wanted ones, in order.
+
+        before [m, width] are the states that the step before handed on for them; None in step 0.
+        """
+        ...
+
+
+class TargetWithHeads:
+    """A `Backend`: the target, whose every forward leaves its last states where the heads find them."""
+
+    def __init__(self, target: PagedTransformers, heads: SerialHeads) -> None:
+        target.observe(())
+        self._target = target
+        self.heads = heads
+        self._block_tokens = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self._target.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the target can address."""
+        return self._target.context_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits are."""
+        return self._target.device
+
+    @property
+    def place(self) -> str:
+        """The GPU, or this machine's CPU."""
+        return self._target.place
+
+    @property
+    def hardware(self) -> AtOnce:
+        """Reading a result waits for it."""
+        return self._target.hardware
+
+    @property
+    def states(self) -> NoRowStates:
+        """Pages are all that is kept."""
+        return self._target.states
+
+    @property
+    def width(self) -> int:
+        """Of the states."""
+        return int(self._target.model.config.get_text_config().hidden_size)
+
+    def bytes_per_block(self, block_tokens: int) -> int:
+        """Bytes of one block: the target's keys and values, and what the heads keep."""
+        return self._target.bytes_per_block(block_tokens) + block_tokens * self.heads.bytes_per_position()
+
+    def allocate(self, blocks: int, block_tokens: int) -> None:
+        """Make all pages. Raises ConfigError when the device has no room for them."""
+        self._block_tokens = block_tokens
+        self._target.allocate(blocks, block_tokens)
+        self.heads.allocate(self._target, blocks, block_tokens)
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """Copy whole blocks, the heads' part too."""
+        self._target.copy_blocks(sources, copies)
+        self.heads.copy_blocks(sources, copies)
+
+    def make_batch_invariant(self) -> None:
+        """See `Backend`: the target's logits are; the heads' need not be."""
+        self._target.make_batch_invariant()
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """The target's forward."""
+        logits = self._target.forward(batch)
+        states = self._target.observed()
+        self.heads.keep(RaggedPlan(batch, self._block_tokens, states.dtype, states.device), states)
+        return logits

@@ -1,0 +1,49 @@
+"""What serial heads draft, worked out plainly: one sequence, everything read anew for every token, no cache.
+
+Written from the description of multi-token prediction by DeepSeek-V3 (2024): head k joins the state of head k − 1 (the
+target's for the first) at place i with the embedding of token i + k. Behind the last head it goes on with its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from heads_reference import Reference, _norm
+from tiny_heads import HEADS, KV_HEADS
+from tiny_mtp import Head
+from transformers import AutoModelForCausalLM
+
+
+class MtpReference(Reference):
+    """Heads beside their target. pair: the next head gets the state before the norm, not the one behind it."""
+
+    def __init__(self, target: Path, heads: list[Head], *, pair: bool) -> None:
+        self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        self.told = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "rope_theta": 10000.0}
+        self.third = False
+        self.heads = heads
+        self.pair = pair
+
+    def _through(self, head: Head, tokens: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is read out and what is handed on, [n, width] each, for tokens and the states beside them."""
+        self.weights = head
+        embedded = self.target.get_input_embeddings().weight[tokens]
+        both = torch.cat([_norm(embedded, head["enorm"]), _norm(states, head["hnorm"])], -1)
+        joined = both @ head["eh_proj"].T
+        found = self._layer("block.", _norm(joined, head["block.input_layernorm.weight"]), joined)
+        normed = _norm(found, head["norm"])
+        return normed, found if self.pair else normed
+
+    @torch.no_grad()
+    def drafts(self, tokens: list[int], states: torch.Tensor, depth: int, begin: int = 1) -> list[int]:
+        """The chain behind these tokens, whose states and perhaps more are given."""
+        assert begin == 1
+        states = states[: len(tokens) - 1]
+        drafted: list[int] = []
+        for step in range(depth):
+            number = min(step + 1, len(self.heads))
+            normed, handed_on = self._through(self.heads[number - 1], [*tokens, *drafted][number:], states)
+            drafted.append(int((self.target.lm_head.weight @ normed[-1]).argmax()))
+            states = handed_on if number == step + 1 < len(self.heads) else torch.cat([states, handed_on[-1:]])
+        return drafted
