@@ -19,6 +19,7 @@ from specserve.config import ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import (
     AtOnce,
+    Move,
     NoRowStates,
     RaggedBatch,
     _attention,
@@ -118,6 +119,12 @@ class PagedTransformers:
             raise ConfigError("the backend was asked to copy KV pages before they were allocated")
         self._pages.copy_blocks(sources, copies)
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `HoldsTrees`."""
+        if self._pages is None:
+            raise ConfigError("the backend was asked to move positions before its KV pages were allocated")
+        self._pages.move(moves)
+
     def make_batch_invariant(self) -> None:
         """See `Backend`. What it costs: a call of attention per position, and products in small fixed pieces."""
         if self._device.type != "cpu" or self._dtype != torch.float32:
@@ -145,7 +152,7 @@ class PagedTransformers:
         if self._pages is None:
             raise ConfigError("the backend was asked for a forward before its KV pages were allocated")
         run = self._run if self._flat is None else self._flat.run
-        return run(batch.tokens, batch.positions, batch.wanted, self._step(self._pages, batch))
+        return run(batch.tokens, batch.standing(), batch.wanted, self._step(self._pages, batch))
 
     def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
         if self._invariant:
