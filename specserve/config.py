@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from specserve.errors import ConfigError
+from specserve.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -126,6 +127,13 @@ class EngineConfig(Section):
         "where draft and target share one device",
     )
     fan_out: int = Field(3, ge=1, le=32, description="next tokens guessed at one place of a chain, at most")
+    tree: tuple[int, ...] | Literal["dynamic"] | None = Field(
+        None,
+        description="draft a tree: the children of each token by level, 1 where none are named ([3, 2] at depth 4 is "
+        "3, 2, 1, 1), or `dynamic`: children where the draft is most confident; null drafts chains",
+    )
+    tree_nodes: int = Field(16, ge=1, le=256, description="dynamic trees: drafted tokens per request and round")
+    tree_width: int = Field(4, ge=1, le=32, description="dynamic trees: children of a token, and parents in a level")
     rule: str = Field("rejection", description="the name of a rule file in verification/")
     synthetic_acceptance: tuple[float, ...] | None = Field(
         None, description="benchmarks only: how often chain position 1, 2, … is kept under the rule `synthetic`"
@@ -188,17 +196,52 @@ class EngineConfig(Section):
             raise ValueError(f"synthetic_acceptance {list(profile)} must be shares from 0 to 1 that never rise")
         return self
 
+    @model_validator(mode="after")
+    def _growable_tree(self) -> EngineConfig:
+        shape = self.tree_shape
+        if shape is None:
+            return self
+        if self.tree != "dynamic" and not 1 <= len(self.tree or ()) <= self.depth:
+            raise ValueError(f"tree {list(self.tree or ())} must name 1 to depth = {self.depth} levels")
+        if min(shape.branching or (1,)) < 1 or shape.nodes(self.depth) >= self.max_batch_tokens:
+            raise ValueError(
+                f"a tree of {shape.nodes(self.depth)} tokens needs a position for each and one for its root in one "
+                f"batch of max_batch_tokens {self.max_batch_tokens}, and at least one child everywhere"
+            )
+        if shape.nodes(self.depth) < self.depth:
+            raise ValueError(f"tree_nodes {self.tree_nodes} is below depth {self.depth}: a path needs as many")
+        if self.slots is not None and shape.parents(self.depth) > self.slots:
+            raise ValueError(f"the tree needs {shape.parents(self.depth)} slots for a request, slots is {self.slots}")
+        if self.outcomes not in ("auto", 0) or self.depth_policy != "fixed":
+            raise ValueError(
+                "trees are drafted behind a verdict and to a fixed depth; set outcomes to 0 or auto and depth_policy "
+                "to fixed, or leave tree out"
+            )
+        return self
+
+    @property
+    def tree_shape(self) -> TreeShape | None:
+        """The limits of drafted trees; None where chains are drafted."""
+        if self.tree is None or not self.depth:
+            return None
+        if self.tree == "dynamic":
+            return TreeShape(None, self.tree_width, self.tree_nodes)
+        branching = (*self.tree, *[1] * (self.depth - len(self.tree)))
+        return TreeShape(branching, max(branching), TreeShape(branching, 0, 0).nodes(self.depth))
+
     @property
     def slot_count(self) -> int:
         """Slots in the pool: unless fixed by `slots`, enough for every request's chain and all its branches."""
         if self.slots is not None:
             return self.slots
+        if self.tree_shape is not None:
+            return self.max_requests * self.tree_shape.parents(self.depth)
         return max(1, self.max_requests * self.depth * (1 + self.most_outcomes))
 
     @property
     def ranks(self) -> int:
         """Likely tokens kept beside each drafted one: the guesses at one place, and the drafted token itself."""
-        return 0 if self.outcomes == 0 else self.fan_out + 1
+        return 0 if self.outcomes == 0 or self.tree is not None else self.fan_out + 1
 
     @property
     def most_outcomes(self) -> int:

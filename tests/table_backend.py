@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specserve.models import NoRowStates, RaggedBatch
+from specserve.models import Move, NoRowStates, RaggedBatch
 
 
 class TableBackend:
@@ -62,31 +62,56 @@ class TableBackend:
         """Write, then look up the table for every wanted token. Raises RuntimeError for a history that is not there."""
         self.forwards.append(batch)
         self._write(batch)
-        owners = np.repeat(np.arange(len(batch.tables)), np.diff(batch.offsets))
-        rows = [self._row(batch.tables[owners[at]], int(batch.positions[at])) for at in batch.wanted]
+        owners = np.repeat(np.arange(len(batch.tables)), np.diff(batch.offsets)).tolist()
+        rows = [self._row(batch, owners[at], int(batch.positions[at])) for at in batch.wanted]
         return torch.stack(rows).clone() if rows else self.logits.new_empty(0, self.vocab_size)
 
+    def move(self, moves: list[Move]) -> None:
+        """Move positions of rows. Raises RuntimeError for one that does not belong where it goes."""
+        found = []
+        for move in moves:
+            slots = [self._slot(move.table, source) for source in move.sources]
+            found.append([(int(self._tokens[slot]), int(self._positions[slot])) for slot in slots])
+        for move, held in zip(moves, found, strict=True):
+            for place, (token, position) in enumerate(held):
+                if position != move.first + place:
+                    raise RuntimeError(f"a token of position {position} is moved to {move.first + place}")
+                slot = self._slot(move.table, position)
+                self._tokens[slot], self._positions[slot] = token, position
+
     def _write(self, batch: RaggedBatch) -> None:
-        written = set()
+        written, standing = set(), batch.standing()
         for row, table in enumerate(batch.tables):
             span = slice(batch.offsets[row], batch.offsets[row + 1])
             if span.start == span.stop:
                 raise RuntimeError(f"row {row} of the batch is empty")
-            for token, position in zip(batch.tokens[span], batch.positions[span], strict=True):
-                slot = self._slot(table, int(position))
+            columns = (batch.tokens[span], batch.positions[span], standing[span])
+            for token, place, position in zip(*columns, strict=True):
+                slot = self._slot(table, int(place))
                 if slot in written or not 0 <= position < self._context_length:
                     raise RuntimeError(f"position {position} is written twice, or is beyond the context")
                 written.add(slot)
                 self._tokens[slot], self._positions[slot] = token, position
-            self._row(table, int(batch.positions[span.stop - 1]))
+            self._row(batch, row, int(batch.positions[span.stop - 1]))
 
     def _slot(self, table: np.ndarray, position: int) -> tuple[int, int]:
         return int(table[position // self._block_tokens]), position % self._block_tokens
 
-    def _row(self, table: np.ndarray, position: int) -> torch.Tensor:
-        slots = [self._slot(table, p) for p in range(position + 1)]
+    def _row(self, batch: RaggedBatch, row: int, position: int) -> torch.Tensor:
+        slots = [self._slot(batch.tables[row], p) for p in self._seen(batch, row, position)]
         held = [int(self._positions[slot]) for slot in slots]
-        if held != list(range(position + 1)):
-            raise RuntimeError(f"a history of positions {held}, expected 0 to {position}")
-        before = int(self._tokens[slots[-2]]) if position else 0
+        if held != list(range(len(slots))):
+            raise RuntimeError(f"a history of positions {held}, expected 0 to {len(slots) - 1}")
+        before = int(self._tokens[slots[-2]]) if len(slots) > 1 else 0
         return self.logits[before, int(self._tokens[slots[-1]])]
+
+    def _seen(self, batch: RaggedBatch, row: int, position: int) -> list[int]:
+        """The positions in the row's pages that stand before this one, and itself."""
+        tree = batch.trees.get(row)
+        if tree is None or position < tree.root:
+            return list(range(position + 1))
+        path, node = [], position - tree.root
+        while node >= 0:
+            path.append(tree.root + node)
+            node = int(tree.parents[node])
+        return [*range(tree.root), *reversed(path)]

@@ -11,7 +11,9 @@ Verdicts = list[tuple[int, int]]
 
 
 def counted(verdicts: Verdicts) -> Tally:
-    return tallied([Commit(None, [7] * (kept + 1), offered, kept, kept, None, []) for offered, kept in verdicts])
+    return tallied(
+        [Commit(None, [7] * (kept + 1), offered, kept, kept, None, [], offered) for offered, kept in verdicts]
+    )
 
 
 @pytest.mark.parametrize(

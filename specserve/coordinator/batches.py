@@ -11,6 +11,7 @@ import numpy as np
 
 from specserve.coordinator.chain import Chain
 from specserve.coordinator.requests import RequestState
+from specserve.coordinator.trees import Tree
 from specserve.transport.messages import Array, Dists, Open, Plan, Verify
 
 
@@ -28,9 +29,9 @@ class CheckedRow:
     shown: bool = False  # hidden states are wanted
     next_depth: int | None = None  # tokens to draft beside the verifier, behind its verdict; None where nobody does
 
-    def emitted(self, kept: int, token: int) -> list[int]:
-        """The tokens that a verdict of so many kept drafts, and this token after them, yields."""
-        return [*self.chain.tokens[:kept], token]
+    def emitted(self, last: int, token: int) -> list[int]:
+        """The tokens that a verdict of this last kept draft (−1: none), and this token after it, yields."""
+        return [*self.chain.path(last), token]
 
     def scored_prompt(self) -> tuple[int, ...]:
         """The prompt tokens whose scores come back with this row."""
@@ -40,13 +41,17 @@ class CheckedRow:
 
 @dataclass(slots=True)
 class DraftRow:
-    """One request's share of a plan: feed tokens[start : start + feed], then draft one token per leased slot."""
+    """One request's share of a plan: feed tokens[start : start + feed], then draft one token per leased slot.
+
+    levels: those of the tree that is drafted instead, 0 for a chain.
+    """
 
     state: RequestState
     epoch: int
     start: int
     feed: int
     slots: list[int]
+    levels: int = 0
 
 
 def open_message(state: RequestState, rule: str) -> Open:
@@ -71,6 +76,7 @@ def open_message(state: RequestState, rule: str) -> Open:
 def plan_message(number: int, rows: Sequence[DraftRow]) -> Plan:
     """The columnar plan of these rows; tables cover the feed and all drafts but the last, which is never fed."""
     tables = [row.state.draft_table for row in rows]
+    levels = [row.levels for row in rows]
     return Plan(
         plan=number,
         rows=np.array([row.state.row for row in rows], dtype=np.int64),
@@ -82,6 +88,7 @@ def plan_message(number: int, rows: Sequence[DraftRow]) -> Plan:
         slots=flat([row.slots for row in rows]),
         table_lengths=ints([len(table) for table in tables]),
         tables=joined(tables),
+        levels=ints(levels if any(levels) else []),
     )
 
 
@@ -107,7 +114,14 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
         tables=joined(tables),
         shown=np.array(shown if any(shown) else [], dtype=np.bool_),
         depths=ints(depths),
+        parents=_parents(rows),
     )
+
+
+def _parents(rows: Sequence[CheckedRow]) -> Array:
+    """The node before each one, in order; nothing where all rows are chains."""
+    trees = any(isinstance(checked.chain, Tree) for checked in rows)
+    return flat([checked.chain.above for checked in rows] if trees else [])
 
 
 def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, Array]:
@@ -127,8 +141,9 @@ def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, Array]:
             sources[id(dists)], starts[id(dists)] = dists, end
             end += len(dists.rows)
         first = starts[id(dists)] + chain.row
-        places += range(len(picked), len(picked) + count)
-        picked += range(first, first + count)
+        own = chain.dist_places
+        places += [len(picked) + place for place in own]
+        picked += range(first, first + max(own, default=-1) + 1)
     if not picked:
         return Dists.none(), ints(places)
     buffers = list(sources.values())

@@ -29,6 +29,30 @@ class Chain:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def depth(self) -> int:
+        """How far it reaches behind the newest committed token."""
+        return len(self.tokens)
+
+    @property
+    def above(self) -> Sequence[int]:
+        """The number of the token before each one, −1 for the first."""
+        return range(-1, len(self.tokens) - 1)
+
+    @property
+    def dist_places(self) -> Sequence[int]:
+        """Which of its dists each token was drawn from."""
+        return range(len(self.tokens))
+
+    def path(self, last: int) -> list[int]:
+        """The tokens from the first one to number `last`; none for −1."""
+        return self.tokens[: last + 1]
+
+    def reach(self, last: int) -> int:
+        """How many tokens the longest path through number `last` has."""
+        del last
+        return len(self.tokens)
+
     def first(self, count: int) -> Chain:
         """The first `count` tokens of it."""
         if count >= len(self.tokens):

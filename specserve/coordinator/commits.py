@@ -13,7 +13,7 @@ from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.endings import Cut, cut, goes_on
 from specserve.coordinator.logprobs import RowScores
 from specserve.coordinator.requests import RequestState, Stage
-from specserve.coordinator.rounds import Round
+from specserve.coordinator.rounds import Round, lasts
 from specserve.metrics import EngineMetrics
 from specserve.text import Tokenizer
 from specserve.transport.messages import Verdict
@@ -29,7 +29,8 @@ End = Callable[[RequestState, FinishReason, Delta | None, Failure | None], None]
 class Commit:
     """One due row: the tokens that joined the answer; `kept` of them were drafted, the target confirmed `confirmed`.
 
-    offered drafts were checked. cut says whether and why the answer ends here.
+    The path that the target took offered `offered` drafts, and `checked` were checked beside it, too. cut says whether
+    and why the answer ends here.
     """
 
     state: RequestState
@@ -39,6 +40,7 @@ class Commit:
     kept: int
     cut: Cut | None
     scores: RowScores
+    checked: int
     gap_s: float | None = None  # since the request's last tokens before these
     predicted: tuple[int, int] = (0, 0)  # tokens of the client's prediction that were accepted and rejected
 
@@ -90,7 +92,7 @@ class Verdicts:
     def wasted(self) -> Mapping[str, int]:
         """Drafted tokens that were refused, and those that were confirmed behind the answer's end."""
         return {
-            "rejected": sum([commit.offered - commit.confirmed for commit in self.commits]),
+            "rejected": sum([commit.checked - commit.confirmed for commit in self.commits]),
             "stop": sum([commit.confirmed - commit.kept for commit in self.commits]),
         }
 
@@ -171,8 +173,8 @@ class Committer:
         """Commit a verdict that `Round.check` let pass; requests whose answer is complete end."""
         commits: list[Commit] = []
         surplus: list[int] = []
-        rows = zip(current.rows, verdict.kept.tolist(), verdict.next.tolist(), scores, strict=True)
-        for entry, kept, token, (logprobs, prompt_logprobs) in rows:
+        rows = zip(current.rows, lasts(verdict), verdict.next.tolist(), scores, strict=True)
+        for entry, last, token, (logprobs, prompt_logprobs) in rows:
             state = entry.state
             state.suspect = False
             if state.stage is not Stage.RUNNING or state.epoch != entry.epoch:
@@ -180,7 +182,7 @@ class Committer:
                 continue
             if prompt_logprobs:
                 state.score_prompt(entry.start + 1, prompt_logprobs)
-            commit = self._commit(entry, kept, token, logprobs) if entry.due else None
+            commit = self._commit(entry, last, token, logprobs) if entry.due else None
             if commit is not None:
                 commits.append(commit)
             if commit is None or commit.finish is not None:
@@ -194,10 +196,11 @@ class Committer:
                 self._end(commit.state, commit.finish, commit.delta(), None)
         return commits
 
-    def _commit(self, entry: CheckedRow, kept: int, token: int, scores: RowScores) -> Commit | None:
+    def _commit(self, entry: CheckedRow, last: int, token: int, scores: RowScores) -> Commit | None:
         """Commit one due row; None when its request ended in an error instead."""
-        state, tokens = entry.state, entry.emitted(kept, token)
-        commit = Commit(state, tokens, len(entry.chain.tokens), kept, kept, None, scores)
+        state, tokens = entry.state, entry.emitted(last, token)
+        kept = len(tokens) - 1
+        commit = Commit(state, tokens, entry.chain.reach(last), kept, kept, None, scores, len(entry.chain))
         if not goes_on(state, tokens, self._context):
             try:
                 commit.end(cut(state, tokens, self._tokenizer.end_tokens, self._context))
@@ -207,5 +210,5 @@ class Committer:
                 return None
         if commit.tokens:
             commit.gap_s = state.tokens_came(self._clock())
-        commit.predicted = state.take(commit.tokens, commit.offered, commit.kept)
+        commit.predicted = state.take(commit.tokens, commit.checked, commit.kept)
         return commit

@@ -42,6 +42,7 @@ from specserve.coordinator.traces import RequestTraces
 from specserve.coordinator.verifier_link import VerifierLink
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, takes_turns
 from specserve.errors import (
+    ConfigError,
     InvalidField,
     Overloaded,
     PoolError,
@@ -99,6 +100,8 @@ class Engine:
         Raises ConfigError when the workers' limits can never serve a request.
         """
         check_limits(config.engine, target, draft)
+        if guesser is not None and config.engine.tree_shape is not None:
+            raise ConfigError(f"{config.draft.speculator} drafts chains only; leave engine.tree out")
         self._config = config.engine
         self._target = target
         self._tokenizer = tokenizer

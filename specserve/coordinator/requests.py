@@ -122,15 +122,15 @@ class RequestState:
         scores, self.prompt_scores = tuple(self.prompt_scores), []
         return scores
 
-    def take(self, tokens: Sequence[int], offered: int, kept: int) -> tuple[int, int]:
-        """Commit tokens, which a round made with `kept` of `offered` drafts.
+    def take(self, tokens: Sequence[int], checked: int, kept: int) -> tuple[int, int]:
+        """Commit tokens, which a round made with `kept` of `checked` drafts.
 
         Returns how many tokens of the client's prediction it accepted and rejected.
         """
-        predicted = self.count_prediction(offered, tokens)
+        predicted = self.count_prediction(checked, tokens)
         self.tokens += tokens
         self.rounds += 1
-        self.drafted += offered
+        self.drafted += checked
         self.kept += kept
         if len(self.histogram) <= kept:
             self.histogram.extend([0] * (kept + 1 - len(self.histogram)))

@@ -33,9 +33,12 @@ class Round:
             raise ProtocolError(f"verdict for round {self.number} names other rows than the round")
         if verdict.kept.shape != verdict.rows.shape or verdict.next.shape != verdict.rows.shape:
             raise ProtocolError(f"verdict for round {self.number} has columns of unequal length")
-        for entry, kept, token in zip(self.rows, verdict.kept.tolist(), verdict.next.tolist(), strict=True):
-            if not 0 <= kept <= len(entry.chain.tokens):
-                raise ProtocolError(f"{kept} tokens kept of a chain of {len(entry.chain)}")
+        if verdict.last.shape != (verdict.rows.shape if len(self.sent.parents) else (0,)):
+            raise ProtocolError(f"verdict for round {self.number} does not name the last kept node of each tree")
+        kept = verdict.kept.tolist()
+        for entry, last, count, token in zip(self.rows, lasts(verdict), kept, verdict.next.tolist(), strict=True):
+            if not -1 <= last < len(entry.chain.tokens) or len(entry.chain.path(last)) != count:
+                raise ProtocolError(f"{count} tokens kept up to number {last} of {len(entry.chain)} drafted ones")
             if entry.due and not 0 <= token < vocab_size:
                 raise ProtocolError(f"token {token} is outside the vocabulary of {vocab_size}")
 
@@ -67,8 +70,14 @@ class Round:
         if not any(entry.state.scored for entry in self.rows) and not len(verdict.scores.lengths):
             return list(repeat(((), ()), len(self.rows)))
         emitted = [
-            entry.emitted(kept, token) if entry.due and entry.state.request.logprobs is not None else []
-            for entry, kept, token in zip(self.rows, verdict.kept.tolist(), verdict.next.tolist(), strict=True)
+            entry.emitted(last, token) if entry.due and entry.state.request.logprobs is not None else []
+            for entry, last, token in zip(self.rows, lasts(verdict), verdict.next.tolist(), strict=True)
         ]
         prompts = [entry.scored_prompt() for entry in self.rows]
         return list(zip(read(verdict.scores, emitted), read(verdict.prompt_scores, prompts), strict=True))
+
+
+def lasts(verdict: Verdict) -> list[int]:
+    """The last kept drafted token of each row, −1 for none."""
+    numbers: list[int] = (verdict.last if len(verdict.last) else verdict.kept - 1).tolist()
+    return numbers

@@ -21,7 +21,7 @@ from specserve.coordinator.sharing import reusable, shareable, siblings
 
 @dataclass(slots=True)
 class TargetRow:
-    """One request's share of a target forward: tokens[start : start + feed] and, when due, up to `depth` drafts.
+    """One request's share of a target forward: tokens[start : start + feed] and, when due, drafts to `depth`.
 
     due: the feed ends at the newest committed token.
     """
@@ -44,6 +44,7 @@ class Scheduler:
         preempt: Callable[[RequestState], None],
     ) -> None:
         self._config = config
+        self._shape = config.tree_shape
         self._blocks = blocks
         self._depth_of = depth_of
         self._preempt = preempt
@@ -86,8 +87,10 @@ class Scheduler:
         share = self._depth_share(len(decoding))
         for state in decoding:
             if state.stage is Stage.RUNNING:
-                self._add_decode(rows, state, min(share, self._depth_of(state)))
-        budget = self._config.max_batch_tokens - sum(row.feed + row.depth for row in rows)
+                depth = self._depth_of(state)
+                fitting = min(share, depth) if self._shape is None else self._shape.within(depth, share)
+                self._add_decode(rows, state, fitting)
+        budget = self._config.max_batch_tokens - sum(row.feed + self._drafted(row.depth) for row in rows)
         if rows:
             budget = min(budget, self._config.prefill_budget)
         for state in list(self.running):
@@ -136,7 +139,7 @@ class Scheduler:
                 self._take_over(other, state, positions)
 
     def _depth_share(self, decoding: int) -> int:
-        """The same cap on depth for every decode row, after a share is set aside for prompts that wait."""
+        """The most drafted tokens for every decode row alike, after a share is set aside for prompts that wait."""
         if not decoding:
             return 0
         left = self._config.max_batch_tokens - decoding
@@ -144,9 +147,13 @@ class Scheduler:
             left -= min(self._config.prefill_chunk, self._config.prefill_budget, left)
         return left // decoding
 
+    def _drafted(self, depth: int) -> int:
+        """The most tokens that are drafted to this depth."""
+        return depth if self._shape is None else self._shape.nodes(depth)
+
     def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int) -> None:
         length = len(state.tokens)
-        if not self._cover(state, length + depth):
+        if not self._cover(state, length + self._drafted(depth)):
             depth = 0
             if not self._make_room(state, length):
                 return

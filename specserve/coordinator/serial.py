@@ -12,9 +12,11 @@ from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
+from specserve.coordinator.trees import split, tree_of
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, fit
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, Plan, Push
+from specserve.tree_shape import TreeShape
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class SerialDrafts(WorkerSource):
         super().__init__(link)
         self._plan: _PlanInFlight | None = None
         self._number = 0
+        self._shape = link.config.tree_shape
 
     @property
     def waiting(self) -> bool:
@@ -56,7 +59,7 @@ class SerialDrafts(WorkerSource):
         """Send one plan that feeds what the draft lacks and drafts for the due rows."""
         if self._plan is not None:  # the last plan is late: this round goes on without drafts
             for row in rows:
-                row.depth = min(row.depth, len(row.state.chain))
+                row.depth = min(row.depth, row.state.chain.depth)
             return False
         # Nothing at all is sent for requests that are not drafted for now: what they lack is fed when they are again.
         planned = fit(rows, self.link.config.max_batch_tokens, self.link.policy.drafting, self._plan_row)
@@ -93,7 +96,7 @@ class SerialDrafts(WorkerSource):
         self.link.share(state, among)
         lacking = self._reach(row) - state.draft_cached
         if lacking == 0 and state.chain.tokens:  # drafted already, for a round that the verifier did not compute
-            row.depth = min(row.depth, len(state.chain))
+            row.depth = min(row.depth, state.chain.depth)
             return None
         self.link.put_chain(state, NOTHING)  # at R = 0 every round drafts afresh from the newest token
         feed = min(lacking, budget)
@@ -101,12 +104,24 @@ class SerialDrafts(WorkerSource):
             row.depth = 0
         if feed <= 0:
             return None
-        if not self.link.make_room(state, state.draft_cached + feed + max(0, row.depth - 1), taken, among):
+        read = max(0, self._slots_for(row.depth) - 1)  # of what is drafted
+        if not self.link.make_room(state, state.draft_cached + feed + read, taken, among):
             row.depth = 0
             return None
-        slots = self.link.slots.take(row.depth)
-        row.depth = len(slots)
-        return DraftRow(state, state.epoch, state.draft_cached, feed, slots)
+        slots = self._lease(row)
+        levels = 0 if self._shape is None else row.depth
+        return DraftRow(state, state.epoch, state.draft_cached, feed, slots, levels)
+
+    def _slots_for(self, depth: int) -> int:
+        """Slots for a chain, or a tree, of this depth; all but one stand for a drafted token that the draft reads."""
+        return depth if self._shape is None else self._shape.parents(depth)
+
+    def _lease(self, row: TargetRow) -> list[int]:
+        """Slots for the row's depth, which is lowered to what they are enough for."""
+        free = self.link.slots.free_count
+        while self._slots_for(row.depth) > free:
+            row.depth -= 1
+        return self.link.slots.take(self._slots_for(row.depth))
 
     # ---- answers
 
@@ -120,13 +135,15 @@ class SerialDrafts(WorkerSource):
         if push.rows.tolist() != [row.state.row for row in plan.rows]:
             raise ProtocolError(f"push for plan {push.plan} names other rows than the plan")
         _check_rows(push, plan.rows)
-        _check_chains(push, plan.rows, self.link.vocab_size)
+        _check_nodes(push, self.link.vocab_size)
+        chains = _chains(push, plan.rows) if self._shape is None else _trees(push, plan.rows, self._shape)
         self._plan = None
         self.link.activity.returned("draft", {"draft": push.busy_s})
         self.link.busy_s += push.busy_s
         returned: list[int] = []
-        for row, chain, covered in zip(plan.rows, _chains(push, plan.rows), push.covered.tolist(), strict=True):
-            returned += row.slots[len(chain.tokens) :]
+        for row, chain, covered in zip(plan.rows, chains, push.covered.tolist(), strict=True):
+            held = frozenset(chain.slots)
+            returned += [slot for slot in row.slots if slot not in held]
             if not self._take(row, chain, covered):
                 returned += chain.slots
         self.link.slots.free(returned)
@@ -199,13 +216,32 @@ class SerialDrafts(WorkerSource):
 
 
 def _chains(push: Push, rows: list[DraftRow]) -> list[Chain]:
-    """The chain of each row of a push that `_check_chains` let pass."""
+    """The chain of each row of a push that `_check_nodes` let pass. Raises ProtocolError for what is no chain."""
+    _check_chains(push, rows)
     ends = np.concatenate([[0], np.cumsum(push.chain_lengths)])
     fed = np.diff(np.concatenate([[0], np.cumsum(push.fed)])[ends]).tolist()
     tokens, bounds = push.tokens.tolist(), ends.tolist()
     spans = zip(rows, bounds[:-1], bounds[1:], fed, strict=True)
     dists = push.dists if len(push.dists.rows) else None
     return [Chain(tokens[begin:end], row.slots[: end - begin], count, dists, begin) for row, begin, end, count in spans]
+
+
+def _trees(push: Push, rows: list[DraftRow], shape: TreeShape) -> list[Chain]:
+    """Likewise trees."""
+    lengths = push.chain_lengths.tolist()
+    columns = [split(column, lengths) for column in (push.tokens, push.parents, push.slots, push.fed)]
+    trees: list[Chain] = []
+    at = 0
+    for row, tokens, parents, slots, fed in zip(rows, *columns, strict=True):
+        tree = tree_of(tokens, parents, slots, [bool(each) for each in fed])
+        if not set(slots) <= set(row.slots) or tree.depth > row.levels or len(tokens) > shape.nodes(row.levels):
+            raise ProtocolError(f"push for plan {push.plan} has a tree beyond its lease")
+        tree.dists, tree.row = (push.dists if len(push.dists.rows) else None), at
+        at += len(tree.slots)
+        trees.append(tree)
+    if len(push.dists.rows) not in (0, at):
+        raise ProtocolError(f"push for plan {push.plan} has {len(push.dists.rows)} dists for {at} families")
+    return trees
 
 
 def _check_rows(push: Push, rows: list[DraftRow]) -> None:
@@ -215,22 +251,28 @@ def _check_rows(push: Push, rows: list[DraftRow]) -> None:
         raise ProtocolError(f"push for plan {push.plan} says that more is cached than was fed")
 
 
-def _check_chains(push: Push, rows: list[DraftRow], vocab_size: int) -> None:
-    lengths = push.chain_lengths.tolist()
-    total = sum(lengths)
-    if any(not 0 <= length <= len(row.slots) for length, row in zip(lengths, rows, strict=True)):
-        raise ProtocolError(f"push for plan {push.plan} has chains longer than their leases")
+def _check_nodes(push: Push, vocab_size: int) -> None:
+    lengths = push.chain_lengths
     columns = (push.tokens, push.parents, push.slots, push.fed, push.sampled)
-    if any(column.shape != (total,) for column in columns):
+    total = int(lengths.sum())
+    if (lengths < 0).any() or any(column.shape != (total,) for column in columns):
         raise ProtocolError(f"push for plan {push.plan} has columns of unequal length")
-    if push.dists.rows.shape[0] not in (0, total):
-        raise ProtocolError(f"push for plan {push.plan} has {push.dists.rows.shape[0]} dists for {total} nodes")
     if total and push.tokens.astype(np.uint64).max() >= vocab_size:  # as unsigned ones, negative numbers are too large
         raise ProtocolError(f"push for plan {push.plan} has tokens outside the vocabulary of {vocab_size}")
+    if not push.sampled.all():
+        raise ProtocolError(f"push for plan {push.plan} has nodes that may not be offered")
+
+
+def _check_chains(push: Push, rows: list[DraftRow]) -> None:
+    lengths, total = push.chain_lengths.tolist(), len(push.tokens)
+    if any(length > len(row.slots) for length, row in zip(lengths, rows, strict=True)):
+        raise ProtocolError(f"push for plan {push.plan} has chains longer than their leases")
+    if push.dists.rows.shape[0] not in (0, total):
+        raise ProtocolError(f"push for plan {push.plan} has {push.dists.rows.shape[0]} dists for {total} nodes")
     leased = [slot for length, row in zip(lengths, rows, strict=True) for slot in row.slots[:length]]
     if push.slots.tolist() != leased:
         raise ProtocolError(f"push for plan {push.plan} names slots that were not leased to it")
     places = np.arange(total) - np.repeat(np.cumsum(push.chain_lengths) - push.chain_lengths, push.chain_lengths)
     gaps = push.fed[1:] & ~push.fed[:-1] & (places[1:] > 0)
-    if (push.parents != places - 1).any() or not push.sampled.all() or gaps.any():
-        raise ProtocolError(f"push for plan {push.plan} is not made of sampled chains, each fed from its beginning")
+    if (push.parents != places - 1).any() or gaps.any():
+        raise ProtocolError(f"push for plan {push.plan} is not made of chains, each fed from its beginning")

@@ -116,7 +116,7 @@ def _outcome(commit: Commit | None) -> dict[str, str | int]:
     if commit is None:
         return {}
     return {
-        "specserve.drafted": commit.offered,
+        "specserve.drafted": commit.checked,
         "specserve.accepted": commit.kept,
         "specserve.tokens": len(commit.tokens),
         "specserve.chosen": commit.chosen,

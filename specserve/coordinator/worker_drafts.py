@@ -144,7 +144,7 @@ class WorkerLink:
 
 def takes_turns(config: EngineConfig, target: WorkerInfo, draft: WorkerInfo) -> bool:
     """Whether draft and target cannot both work at once, or are not to: R = 0."""
-    if draft.reads_hidden:
+    if draft.reads_hidden or config.tree_shape is not None:
         return True
     return draft.place == target.place if config.outcomes == "auto" else config.outcomes == 0
 

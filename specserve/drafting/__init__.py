@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args, runtime_checkable
 
 from specserve import folders
 from specserve.config import NO_SPECULATOR as NO_SPECULATOR
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specserve.drafting.workspace import Workspace
     from specserve.sampling.profiles import Profile
     from specserve.transport.messages import Array
+    from specserve.tree_shape import TreeShape
 
 NOT_CHOICES = frozenset({"worker", "workspace"})
 
@@ -66,9 +67,10 @@ class Job:
 
     feed holds the tokens from absolute position `start` on, never none; slots [depth] take the dists of the drafted
     tokens in chain order; table are the block ids that cover start + feed + depth - 1 positions. The profile's
-    temperature is 0 where drafted tokens are picked by argmax. shared_noise: they are picked by a race with the
-    target's noise, among the ids that the workspace keeps. For speculators that read hidden states: origin is the first
-    position that may be read, and hidden [len(feed), width] the target's states at the positions before the feed's.
+    temperature is 0 where drafted tokens are picked by argmax. levels: those of a tree, 0 for a chain; a tree's slots
+    are one for each place that may have children. shared_noise: tokens are picked by a race with the target's noise,
+    among the ids that the workspace keeps. For speculators that read hidden states: origin is the first position that
+    may be read, and hidden [len(feed), width] the target's states at the positions before the feed's.
     """
 
     start: int
@@ -79,10 +81,11 @@ class Job:
     shared_noise: bool = False
     origin: int = 0
     hidden: torch.Tensor | None = None
+    levels: int = 0
 
     @property
     def depth(self) -> int:
-        """Tokens to draft; 0 feeds only."""
+        """Tokens to draft, or a tree's places with children; 0 feeds only."""
         return len(self.slots)
 
     @property
@@ -135,6 +138,46 @@ class Grown:
 
     guesses: list[tuple[int, int]] = field(default_factory=list)
     tokens: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedTree:
+    """Nodes level by level, siblings in the order in which they were picked.
+
+    parents is −1 for those behind the feed; families number the place with children that a node belongs to, which is
+    its slot's number in the job, and never falls; fed [f] are the nodes whose KV was written, in the order of their
+    positions in the row's pages.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    families: list[int] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)
+
+    def spine(self) -> list[int]:
+        """The tokens that stand where a chain's would, from the first on: only these need not be fed again."""
+        tokens: list[int] = []
+        before = -1
+        for node in self.fed:
+            if self.parents[node] != before:
+                break
+            tokens.append(self.tokens[node])
+            before = node
+        return tokens
+
+
+@runtime_checkable
+class GrowsTrees(Protocol):
+    """A `Speculator` that drafts trees, too."""
+
+    def grow(self, jobs: Sequence[Job], shape: TreeShape, workspace: Workspace) -> list[DraftedTree]:
+        """Feed each job and grow a tree of its levels behind it, as `shape` says; in the jobs' order.
+
+        Where jobs draw, siblings are drawn without replacement from the dist that the workspace holds at the slot of
+        their family afterwards, and how many there are was decided without a look at any of them: by dists, and by
+        what else was drawn. Elsewhere they are the likeliest, or the first in the race with the target's noise.
+        """
+        ...
 
 
 class Speculator(Protocol):

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from specserve.config import DraftConfig
-from specserve.drafting import Branch, Grown, Job, Kind, Trunk
+from specserve.drafting import Branch, DraftedTree, Grown, Job, Kind, Trunk
 from specserve.drafting._chains import Chain, Picker, allowed, feed_of, likeliest, next_of
+from specserve.drafting._trees import Growth
 from specserve.drafting.workspace import Workspace
 from specserve.errors import ConfigError
 from specserve.models import Backend, DraftHead, _memory
@@ -19,6 +20,7 @@ from specserve.sampling.dists import process
 from specserve.sampling.noise import token_keys
 from specserve.sampling.profiles import Settings
 from specserve.sampling.race import race_ranking
+from specserve.tree_shape import TreeShape
 
 KIND: Final[Kind] = "model"
 
@@ -50,6 +52,17 @@ class SmallModel:
                 logits = _memory.forward(self._backend, [next_of(chains[row], jobs[row].table) for row in rows])
             picker.pick(rows, logits)
         return [chain.tokens[: chain.healthy] for chain in chains]
+
+    def grow(self, jobs: Sequence[Job], shape: TreeShape, workspace: Workspace) -> list[DraftedTree]:
+        """See `drafting.GrowsTrees`. One forward per level, the nodes of a tree in one row."""
+        if not jobs:
+            return []
+        growth = Growth(jobs, shape, self._vocab_size, workspace)
+        stretches = [feed_of(job) for job in jobs]
+        while stretches:
+            growth.take(_memory.forward(self._backend, stretches))
+            stretches = growth.stretches()
+        return growth.trees
 
     def explore(self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace) -> Iterator[Grown]:
         """See `drafting.Speculator`."""

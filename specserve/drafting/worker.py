@@ -19,9 +19,9 @@ import torch
 
 from specserve import folders
 from specserve.config import Config
-from specserve.drafting import Branch, Grown, Job, Speculator, Trunk, checked
+from specserve.drafting import Branch, DraftedTree, Grown, GrowsTrees, Job, Speculator, Trunk, checked
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
-from specserve.errors import ProtocolError
+from specserve.errors import ConfigError, ProtocolError
 from specserve.models import AtOnce, Backend, DraftHead, Hardware, _memory_plan
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
@@ -31,6 +31,7 @@ from specserve.sampling.profiles import Profile, Profiles
 from specserve.sampling.wire import decode_hidden
 from specserve.text import Tokenizer
 from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, PlanAhead, Push, PushAhead
+from specserve.tree_shape import TreeShape
 from specserve.types import DraftPicks, RuleName, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ class DraftWorker:
     rule how its drafted tokens are picked; those that are not in it are sampled. Only sampled tokens need their dists
     shipped, and only where the temperature is not 0; a push ships those of all its nodes or of none.
     grammars are needed for structured requests only. read_width is that of the hidden states that the speculator reads,
-    0 for one that reads none. hardware is what results are waited for on, where reading them does not do that.
+    0 for one that reads none. hardware is what results are waited for on, where reading them does not do that. shape is
+    that of trees, None where chains are drafted; its speculator must be one that grows them.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class DraftWorker:
         grammars: Grammars | None = None,
         read_width: int = 0,
         hardware: Hardware | None = None,
+        shape: TreeShape | None = None,
     ) -> None:
         self._speculator = speculator
+        self._shape = shape
         self._hardware = AtOnce() if hardware is None else hardware
         self._workspace = workspace
         self._vocab_size = vocab_size
@@ -92,15 +96,22 @@ class DraftWorker:
                 jobs, faults = self._read(message)
                 if faults:
                     return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
-                chains = self._speculator.propose(jobs, self._workspace)
-                for job, chain in zip(jobs, chains, strict=True):
-                    _write(job.profile, job.first, chain)
-                push = self._push(message, jobs, chains)
+                drafted = self._draft(jobs)
+                for job, tree in zip(jobs, drafted, strict=True):
+                    _write(job.profile, job.first, tree.spine() if job.levels else tree.tokens)
+                push = self._push(message, jobs, drafted)
                 self._hardware.finish()
             return replace(push, busy_s=perf_counter() - began)
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             return _failed(message.plan, f"{type(error).__name__}: {error}")
+
+    def _draft(self, jobs: Sequence[Job]) -> list[DraftedTree]:
+        """What is drafted for each job: trees, or chains as trees of width 1."""
+        if self._shape is not None and isinstance(self._speculator, GrowsTrees):
+            return self._speculator.grow(jobs, self._shape, self._workspace)
+        chains = self._speculator.propose(jobs, self._workspace)
+        return [_as_tree(chain, job.depth - 1) for job, chain in zip(jobs, chains, strict=True)]
 
     def _read(self, message: Plan) -> tuple[list[Job], dict[int, str]]:
         """The jobs of a plan, and for each row that cannot be served why.
@@ -119,7 +130,8 @@ class DraftWorker:
         slots = split("slots", message.slots, message.depths)
         tables = split("tables", message.tables, message.table_lengths)
         origins, hidden = self._hidden(message)
-        columns = zip(message.starts.tolist(), feeds, slots, tables, origins, hidden, strict=True)
+        levels = message.levels.tolist() or [0] * len(message.rows)
+        columns = zip(message.starts.tolist(), feeds, slots, tables, origins, hidden, levels, strict=True)
         return self._rows(message, columns, self._job)
 
     def _hidden(self, message: Plan) -> tuple[Sequence[int], Sequence[torch.Tensor | None]]:
@@ -153,15 +165,23 @@ class DraftWorker:
         table: Array,
         origin: int,
         hidden: torch.Tensor | None,
+        levels: int,
     ) -> Job:
         if not len(feed):
             raise ProtocolError("an empty feed; a draft continues from a fed token")
         if start < 0:
             raise ProtocolError(f"a feed that starts at position {start}")
+        self._check_tree(levels, slots)
         tokens_in_range(feed, self._vocab_size)
         _write(profile, start, feed.tolist())
         profile, shared_noise = self._picking(profile)
-        return Job(start, feed, slots, table, profile, shared_noise, origin, hidden)
+        return Job(start, feed, slots, table, profile, shared_noise, origin, hidden, levels)
+
+    def _check_tree(self, levels: int, slots: Array) -> None:
+        if self._shape is None and levels:
+            raise ProtocolError(f"a tree of {levels} levels, but this worker drafts chains")
+        if self._shape is not None and len(slots) != self._shape.parents(levels):
+            raise ProtocolError(f"{len(slots)} slots for a tree of {levels} levels")
 
     def _picking(self, profile: Profile) -> tuple[Profile, bool]:
         """The profile that drafted tokens are picked by, and whether they race with the target's noise."""
@@ -170,25 +190,23 @@ class DraftWorker:
             profile = replace(profile, temperature=0.0)
         return profile, picks == "shared_noise" and profile.temperature > 0
 
-    def _push(self, message: Plan, jobs: Sequence[Job], chains: Sequence[Sequence[int]]) -> Push:
-        lengths = [len(chain) for chain in chains]
-        slots = _flat([job.slots[:length].tolist() for job, length in zip(jobs, lengths, strict=True)])
+    def _push(self, message: Plan, jobs: Sequence[Job], drafted: Sequence[DraftedTree]) -> Push:
+        slots = [job.slots[tree.families].tolist() for job, tree in zip(jobs, drafted, strict=True)]
         firsts = np.array([job.first for job in jobs], dtype=np.int32)
+        fed = [np.isin(np.arange(len(tree.tokens)), tree.fed).tolist() for tree in drafted]
         return Push(
             plan=message.plan,
             rows=message.rows.astype(np.int64),
             epochs=message.epochs,
             bases=firsts,
             covered=firsts,
-            chain_lengths=np.array(lengths, dtype=np.int32),
-            tokens=_flat(chains),
-            parents=_flat([range(-1, length - 1) for length in lengths]),
-            slots=slots,
-            fed=_flat([[i < job.depth - 1 for i in range(n)] for job, n in zip(jobs, lengths, strict=True)]).astype(
-                bool
-            ),
-            sampled=np.ones(len(slots), dtype=bool),
-            dists=self._dists(jobs, slots),
+            chain_lengths=np.array([len(tree.tokens) for tree in drafted], dtype=np.int32),
+            tokens=_flat([tree.tokens for tree in drafted]),
+            parents=_flat([tree.parents for tree in drafted]),
+            slots=_flat(slots),
+            fed=_flat(fed).astype(bool),
+            sampled=np.ones(sum(map(len, slots)), dtype=bool),
+            dists=self._dists(jobs, _flat([list(dict.fromkeys(each)) for each in slots])),
             busy_s=0.0,
         )
 
@@ -307,6 +325,12 @@ class DraftWorker:
         return self._workspace.ship(slots) if drawn and len(slots) else Dists.none()
 
 
+def _as_tree(chain: list[int], fed: int) -> DraftedTree:
+    """A chain as a tree; its first `fed` tokens, or all where it ended early, are fed."""
+    numbers = list(range(len(chain)))
+    return DraftedTree(chain, [number - 1 for number in numbers], numbers, numbers[: max(fed, 0)])
+
+
 def _write(profile: Profile, start: int, tokens: Sequence[int]) -> None:
     """History and grammar follow what is fed and drafted, as the KV does, whether or not a speculator looks."""
     profile.wrote(start, tokens)
@@ -329,6 +353,8 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     name = config.draft.speculator
     built = folders.load("drafting", name).build(config.draft, backend, info.vocab_size)
     speculator = cast(Speculator, checked(name, built, ("propose", "explore")))
+    if config.engine.tree_shape is not None and not isinstance(speculator, GrowsTrees):
+        raise ConfigError(f"speculator {name!r} drafts chains only; leave engine.tree out, or set it to small_model")
     head = backend if isinstance(backend, DraftHead) else None
     workspace = Workspace(
         config.engine.slot_count,
@@ -346,6 +372,7 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
         grammars=grammars,
         read_width=0 if head is None else head.read_width,
         hardware=backend.hardware,
+        shape=config.engine.tree_shape,
     )
     return worker, replace(info, reads_hidden=head is not None)
 

@@ -28,6 +28,13 @@ class DistStore(Protocol):
         """One token per slot, int64 [m], drawn from exactly what is kept there, by uniforms [m]."""
         ...
 
+    def draw_siblings(self, slots: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """int64 [m, w]: tokens drawn one after the other, by uniforms [m, w], each from what those before left there.
+
+        The first is that of `draw`. −1 where nothing is left.
+        """
+        ...
+
     def race(self, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """One token per slot, int64 [m], that wins by what is kept there, under keys int32 [m, 4] of its noise."""
         ...
@@ -60,6 +67,11 @@ class SparseDists:
         picked = draw(wire.normalise(self._probs[slots]), noise)
         return self._ids[slots].gather(1, picked[:, None]).squeeze(1).long()
 
+    def draw_siblings(self, slots: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Tokens per slot, drawn without replacement."""
+        picked = _without_replacement(self._probs[slots], noise)
+        return torch.where(picked >= 0, self._ids[slots].long().gather(1, picked.clamp(min=0)), -1)
+
     def race(self, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """One token per slot that wins by what is kept there."""
         return race_sparse(self._ids[slots], wire.normalise(self._probs[slots]), keys)
@@ -89,6 +101,10 @@ class DenseDists:
         """One token per slot, drawn from what is kept there."""
         return draw(wire.normalise(self._probs[slots]), noise)
 
+    def draw_siblings(self, slots: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Tokens per slot, drawn without replacement."""
+        return _without_replacement(self._probs[slots], noise)
+
     def race(self, slots: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """One token per slot that wins by what is kept there."""
         return race(wire.normalise(self._probs[slots]), keys)
@@ -104,6 +120,17 @@ class DenseDists:
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
         return wire.encode_dense(self._probs[slots])
+
+
+def _without_replacement(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """int64 [m, w]: places in probs float16 [m, k] that uniforms [m, w] draw one after the other; −1 for none left."""
+    left, drawn = probs.clone(), []
+    for uniforms in noise.unbind(1):
+        possible = left.any(-1)
+        picked = draw(wire.normalise(torch.where(possible[:, None], left, probs)), uniforms)
+        left.scatter_(1, picked[:, None], 0)
+        drawn.append(torch.where(possible, picked, -1))
+    return torch.stack(drawn, 1)
 
 
 class Workspace:
@@ -127,6 +154,10 @@ class Workspace:
         """One token per slot, int64 [m], drawn from what is kept there. Raises ProtocolError likewise."""
         return self._dists.draw(self._checked(slots), noise.to(self._device))
 
+    def draw_siblings(self, slots: Array, noise: torch.Tensor) -> torch.Tensor:
+        """int64 [m, w] by uniforms [m, w]: see `DistStore`. Raises ProtocolError likewise."""
+        return self._dists.draw_siblings(self._checked(slots), noise.to(self._device))
+
     def race(self, slots: Array, keys: torch.Tensor) -> torch.Tensor:
         """One token per slot, int64 [m], that wins by what is kept there. Raises ProtocolError likewise."""
         return self._dists.race(self._checked(slots), keys.to(self._device))
@@ -138,6 +169,10 @@ class Workspace:
     def likeliest(self, slots: Array, keys: torch.Tensor | None = None) -> torch.Tensor:
         """int64 [m, ranks]: ids in the order of the kept dists or, with keys [m, 4], of their race; −1 for none."""
         return self._dists.likeliest(self._checked(slots), self.ranks, None if keys is None else keys.to(self._device))
+
+    def finishers(self, slots: Array, count: int, keys: torch.Tensor) -> torch.Tensor:
+        """int64 [m, count]: the first ids of the kept dists' race under keys [m, 4], the winner first; −1 for none."""
+        return self._dists.likeliest(self._checked(slots), count, keys.to(self._device))
 
     def rank(self, slots: Array, ids: torch.Tensor) -> None:
         """Keep int64 [m, ranks] beside slots [m]: what else was likely where their tokens were picked."""

@@ -7,7 +7,7 @@ parts, not choices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -21,6 +21,33 @@ NOT_CHOICES = frozenset({"cache", "loading", "threads", "trained_draft", "vocabu
 
 
 @dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Several continuations of one row as one tree: node i stands at position root + i of the row's pages.
+
+    parents int64 [N]: the node before each one, which has a smaller number, or −1 where that is position root − 1.
+    Nodes past the row's last position are no part of a batch.
+    """
+
+    root: int
+    parents: npt.NDArray[np.int64]
+
+    def levels(self) -> npt.NDArray[np.int64]:
+        """int64 [N]: how many nodes come before each one on its path."""
+        levels = np.zeros(len(self.parents), dtype=np.int64)
+        for node, parent in enumerate(self.parents.tolist()):
+            levels[node] = levels[parent] + 1 if parent >= 0 else 0
+        return levels
+
+    def paths(self) -> npt.NDArray[np.bool_]:
+        """bool [N, N]: row i marks the nodes on the path to node i, itself among them."""
+        paths = np.eye(len(self.parents), dtype=np.bool_)
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                paths[node] |= paths[parent]
+        return paths
+
+
+@dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """Rows of different lengths in one forward, flat, without padding. T tokens in n rows.
 
@@ -30,6 +57,8 @@ class RaggedBatch:
     number of the request that row r belongs to, needed only where a backend keeps state per row.
 
     Row r attends to everything at positions below its first token (already in its blocks) and causally to itself.
+    trees by row, for backends that are `HoldsTrees`: of the positions from its root on, a node attends to those on its
+    path only, and counts as standing where its path puts it (`standing`).
     """
 
     tokens: npt.NDArray[np.int64]
@@ -38,6 +67,27 @@ class RaggedBatch:
     tables: npt.NDArray[np.int32]
     wanted: npt.NDArray[np.int64]
     owners: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    trees: Mapping[int, TokenTree] = field(default_factory=dict)
+
+    def standing(self) -> npt.NDArray[np.int64]:
+        """int64 [T]: how many tokens come before each one, in its own continuation."""
+        if not self.trees:
+            return self.positions
+        standing = self.positions.copy()
+        for row, tree in self.trees.items():
+            mine = standing[self.offsets[row] : self.offsets[row + 1]]
+            nodes = mine >= tree.root
+            mine[nodes] = tree.root + tree.levels()[mine[nodes] - tree.root]
+        return standing
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a row's pages hold at positions `sources`, ascending, is to stand at `first`, first + 1, …"""
+
+    table: npt.NDArray[np.int32]
+    first: int
+    sources: Sequence[int]
 
 
 class RowStates(Protocol):
@@ -147,6 +197,15 @@ class Backend(Protocol):
 
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
+        ...
+
+
+@runtime_checkable
+class HoldsTrees(Protocol):
+    """A backend whose batches may have trees."""
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Put the kept paths of trees in order. No position is moved upwards; rows share none of these positions."""
         ...
 
 

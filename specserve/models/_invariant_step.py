@@ -28,6 +28,7 @@ class InvariantStep:
             torch.from_numpy(_slots(table, start + end - begin, pages.block_tokens))
             for table, start, (begin, end) in zip(batch.tables, self._starts, self._spans, strict=True)
         ]
+        self._trees = batch.trees
         self._new_slots = torch.cat([slots[start:] for slots, start in zip(self._slots, self._starts, strict=True)])
 
     def attend(
@@ -57,12 +58,21 @@ class InvariantStep:
         self, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Each flat token with the keys and values that it sees, [1, kv_heads, L, dim]."""
-        for slots, start, (begin, end) in zip(self._slots, self._starts, self._spans, strict=True):
+        rows = zip(self._slots, self._starts, self._spans, strict=True)
+        for row, (slots, start, (begin, end)) in enumerate(rows):
             mine, theirs = (pages.index_select(0, slots).transpose(0, 1)[None] for pages in (keys, values))
             for token in range(begin, end):
-                last = start + token - begin
-                first = 0 if window is None else max(0, last - window + 1)
-                yield token, mine[:, :, first : last + 1], theirs[:, :, first : last + 1]
+                seen = self._seen(row, start + token - begin, window)
+                yield token, mine[:, :, seen], theirs[:, :, seen]
+
+    def _seen(self, row: int, position: int, window: int | None) -> slice | list[int]:
+        """The positions that a token sees: a node of a tree its own path, in the order of a chain."""
+        tree = self._trees.get(row)
+        if tree is None or position < tree.root:
+            return slice(0 if window is None else max(0, position - window + 1), position + 1)
+        path = (tree.root + np.flatnonzero(tree.paths()[position - tree.root])).tolist()
+        seen = [*range(tree.root), *path]
+        return seen if window is None else seen[-window:]
 
 
 def _slots(table: np.ndarray, count: int, block_tokens: int) -> np.ndarray:

@@ -61,6 +61,7 @@ def _halves(stretches: Sequence[Stretch], *, cut_rows: bool) -> tuple[list[Stret
     if not middle or not cut_rows:
         return None
     behind = len(only.tokens) - middle
-    first = Stretch(only.start, only.tokens[:middle], only.table, max(0, only.wanted - behind), only.owner)
-    second = Stretch(only.start + middle, only.tokens[middle:], only.table, min(only.wanted, behind), only.owner)
+    first = Stretch(only.start, only.tokens[:middle], only.table, max(0, only.wanted - behind), only.owner, only.tree)
+    rest, wanted = only.tokens[middle:], min(only.wanted, behind)
+    second = Stretch(only.start + middle, rest, only.table, wanted, only.owner, only.tree)
     return [first], [second]

@@ -134,7 +134,7 @@ class AdvancingHeads:
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """See `SerialHeads`."""
-        pages = self.pages
+        pages = self._allocated()
         pages.copy_blocks(sources, copies)
         for kept in self._states:
             blocks = kept.view(-1, pages.block_tokens, self._width)
@@ -155,7 +155,7 @@ class AdvancingHeads:
         if not stretches:
             return torch.empty(0, 0), torch.empty(0, self._width)
         batch = ragged(stretches)
-        pages, origins = self.pages, np.full(len(stretches), head + 1, dtype=np.int64)
+        pages, origins = self._allocated(), np.full(len(stretches), head + 1, dtype=np.int64)
         plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device, origins)
         places = torch.from_numpy(batch.positions).to(self._device)[None]
         before = self._states[head][plan.before()] if before is None else before.to(self._dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from specserve.models import Move
 from specserve.models._row_groups import RaggedPlan, RowGroup
 
 
@@ -71,6 +72,24 @@ class Pages:
             for pages in store.values():
                 blocks = pages.view(-1, self.block_tokens, *pages.shape[1:])
                 blocks[list(copies)] = blocks[list(sources)]
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `HoldsTrees`: all are read before any is written, so that positions may overlap."""
+        sources, targets = self._move_slots(moves)
+        for store in (self.keys, self.values):
+            for pages in store.values():
+                pages.index_copy_(0, targets, pages.index_select(0, sources))
+
+    def _move_slots(self, moves: Sequence[Move]) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [m] each: where positions are, and where they go."""
+        found: tuple[list[int], list[int]] = ([], [])
+        for move in moves:
+            for place, source in enumerate(move.sources):
+                for slots, position in zip(found, (source, move.first + place), strict=True):
+                    block, within = divmod(position, self.block_tokens)
+                    slots.append(int(move.table[block]) * self.block_tokens + within)
+        device = next(iter(self.keys.values())).device
+        return torch.tensor(found[0], device=device), torch.tensor(found[1], device=device)
 
 
 class PagedStep:

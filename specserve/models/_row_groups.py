@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specserve.models import RaggedBatch
+from specserve.models import RaggedBatch, TokenTree
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _SHORT_QUERIES = 32
 _SHORTEST_CLASS = 64
@@ -61,6 +62,7 @@ class RaggedPlan:
         self._dtype = dtype
         self._device = device
         self._lengths = np.diff(batch.offsets)
+        self._standing = batch.standing()
         self._starts = batch.positions[batch.offsets[:-1]]
         self._ends = self._starts + self._lengths
         self._origins = np.zeros_like(self._starts) if origins is None else origins
@@ -91,7 +93,7 @@ class RaggedPlan:
         starts, ends, lengths = self._starts[rows], self._ends[rows], self._lengths[rows]
         first_keys = self._origins[rows]
         if window is not None:
-            first_keys = np.maximum(starts - window + 1, first_keys)
+            first_keys = np.maximum(self._standing[self._batch.offsets[rows]] - window + 1, first_keys)
         queries, keys = int(lengths.max()), int((ends - first_keys).max())
         key_positions = first_keys[:, None] + np.arange(keys)
         query_positions = np.minimum(starts[:, None] + np.arange(queries), ends[:, None] - 1)
@@ -105,7 +107,7 @@ class RaggedPlan:
             keep=keep,
             tokens=tokens,
             slots=self._slice_or_tensor(slots),
-            mask=self._mask(query_positions, key_positions, window, fold),
+            mask=self._mask(self._hidden(rows, query_positions, key_positions, window), fold),
         )
 
     def _token_indices(
@@ -120,11 +122,19 @@ class RaggedPlan:
             self._to_device(flat[real]),
         )
 
-    def _mask(self, query_positions: Ints, key_positions: Ints, window: int | None, fold: int) -> torch.Tensor | None:
+    def _hidden(self, rows: Ints, query_positions: Ints, key_positions: Ints, window: int | None) -> Bools:
+        """bool [R, Q, L]: what a query does not see."""
         queries, keys = query_positions[:, :, None], key_positions[:, None, :]
-        hidden = keys > queries
+        hidden: Bools = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
+        for index, row in enumerate(rows.tolist()):
+            if row in self._batch.trees:
+                tree = self._batch.trees[row]
+                hidden[index] = _hidden_in_tree(tree, query_positions[index], key_positions[index], window)
+        return hidden
+
+    def _mask(self, hidden: Bools, fold: int) -> torch.Tensor | None:
         if not hidden.any():
             return None
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
@@ -150,3 +160,19 @@ class RaggedPlan:
 
     def _to_device(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _hidden_in_tree(tree: TokenTree, queries: Ints, keys: Ints, window: int | None) -> Bools:
+    """bool [Q, L]: what queries of a row with this tree do not see, by positions in its pages."""
+    last = len(tree.parents) - 1
+    query_nodes, key_nodes = queries - tree.root, keys - tree.root
+    off_path = ~tree.paths()[query_nodes.clip(0, last)[:, None], key_nodes.clip(0, last)]
+    hidden: Bools = (keys > queries[:, None]) | (off_path & (query_nodes >= 0)[:, None] & (key_nodes >= 0))
+    if window is not None:
+        levels = tree.levels()
+        standing = [
+            np.where(nodes >= 0, tree.root + levels[nodes.clip(0, last)], places)
+            for nodes, places in ((query_nodes, queries), (key_nodes, keys))
+        ]
+        hidden |= standing[1] <= standing[0][:, None] - window
+    return hidden

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from specserve.models import AtOnce, NoRowStates, RaggedBatch
+from specserve.models import Hardware, RaggedBatch, RowStates
 from specserve.models._row_groups import RaggedPlan
 from specserve.models._stretches import Array
 from specserve.models.paged_transformers import PagedTransformers
@@ -94,12 +94,12 @@ class TargetWithHeads:
         return self._target.place
 
     @property
-    def hardware(self) -> AtOnce:
+    def hardware(self) -> Hardware:
         """Reading a result waits for it."""
         return self._target.hardware
 
     @property
-    def states(self) -> NoRowStates:
+    def states(self) -> RowStates:
         """Pages are all that is kept."""
         return self._target.states
 

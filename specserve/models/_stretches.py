@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specserve.errors import ProtocolError
-from specserve.models import RaggedBatch
+from specserve.models import RaggedBatch, TokenTree
 
 Array = npt.NDArray[Any]
 
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 class Stretch:
     """Tokens of one row, in order from absolute position `start`; `wanted` last ones must show logits.
 
-    owner is the request's number, for backends that keep state per row.
+    owner is the request's number, for backends that keep state per row. tree: the tokens from its root on are nodes.
     """
 
     start: int
@@ -27,6 +27,7 @@ class Stretch:
     table: Array
     wanted: int
     owner: int = -1
+    tree: TokenTree | None = None
 
 
 def split(name: str, values: Array, lengths: Array) -> list[Array]:
@@ -55,7 +56,14 @@ def stretches_of(batch: RaggedBatch) -> list[Stretch]:
     spans = list(zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True))
     wanted = np.diff(np.searchsorted(batch.wanted, batch.offsets)).tolist()
     return [
-        Stretch(int(batch.positions[begin]), batch.tokens[begin:end], batch.tables[row], wanted[row], owner)
+        Stretch(
+            int(batch.positions[begin]),
+            batch.tokens[begin:end],
+            batch.tables[row],
+            wanted[row],
+            owner,
+            batch.trees.get(row),
+        )
         for row, ((begin, end), owner) in enumerate(zip(spans, batch.owners.tolist(), strict=True))
     ]
 
@@ -75,4 +83,5 @@ def ragged(stretches: Sequence[Stretch]) -> RaggedBatch:
         tables=tables,
         wanted=np.concatenate([np.arange(end - s.wanted, end) for end, s in zip(ends, stretches, strict=True)]),
         owners=np.array([s.owner for s in stretches], dtype=np.int64),
+        trees={row: s.tree for row, s in enumerate(stretches) if s.tree is not None},
     )

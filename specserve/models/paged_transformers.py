@@ -17,7 +17,7 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
+from specserve.models import Move, RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
 from specserve.models._flat_decoder import FlatDecoder
 from specserve.models._invariant_step import InvariantStep
 from specserve.models._observer import Observer
@@ -62,6 +62,10 @@ class PagedTransformers(AttentionModel):
         """What runs here, for heads that share parts of it."""
         return self._model
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `HoldsTrees`."""
+        self.pages.move(moves)
+
     def make_batch_invariant(self) -> None:
         """See `Backend`. What it costs: a call of attention per position, and products in small fixed pieces."""
         if self._device.type != "cpu" or self._dtype != torch.float32:
@@ -87,7 +91,7 @@ class PagedTransformers(AttentionModel):
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
         run = self._run if self._flat is None else self._flat.run
-        return run(batch.tokens, batch.positions, batch.wanted, self._step(self.pages, batch))
+        return run(batch.tokens, batch.standing(), batch.wanted, self._step(self.pages, batch))
 
     def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
         if self._invariant:

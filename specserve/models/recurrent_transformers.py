@@ -80,7 +80,7 @@ class RecurrentTransformers(AttentionModel):
 
         Raises ProtocolError where a row starts at a position that `states` does not cover.
         """
-        self.pages  # refused before any state changes
+        _ = self.pages  # refused before any state changes
         for group in _alike(self._states.resume(batch)):
             self._read_again(group)
         rows = stretches_of(batch)

@@ -11,7 +11,8 @@ the answers of one request (n > 1) from 0; distinct branches have independent no
 The place is how far into its chain a token is, for the draws that propose and test drafted tokens; others have 0. It
 tells rounds apart: a position that was drafted, not kept, and is drafted again stands at another place of its new
 chain. `block` needs that. Its verdict depends on tokens and noise beyond what it keeps, so noise that a next round used
-again would no longer be independent of the answer so far, and the law would be wrong from the second round on.
+again would no longer be independent of the answer so far, and the law would be wrong from the second round on. Nodes
+of a tree that stand at one position have places of their own, too (`tree_places`).
 
 Noise per token id would cost a Philox block for every four ids of a row. Here Philox is asked once per row, for a key
 of four words, and a keyed integer mixer turns the key and a token id into that id's bits (see `token_words`).
@@ -103,6 +104,20 @@ def uniform(
     high, low, _, _ = _block(seeds, purpose, positions, branches, places)
     bits = ((high >> 5) << 26) | (low >> 6)
     return bits.to(torch.float64) * 2.0**-53
+
+
+def node_places(levels: torch.Tensor | int, ranks: torch.Tensor) -> torch.Tensor:
+    """int64: the places of tree nodes by level and rank, both from 0: as in a chain for the first node of a level."""
+    return levels + _LONGEST_CHAIN * ranks
+
+
+def tree_places(levels: torch.Tensor) -> torch.Tensor:
+    """int64 [B, N]: the places of all nodes of trees, by their levels int64 [B, N]; no two of a tree are the same."""
+    same = (levels[:, :, None] == levels[:, None, :]).tril(-1)
+    return node_places(levels, same.sum(-1))
+
+
+_LONGEST_CHAIN = 2**16
 
 
 def token_keys(seeds: torch.Tensor, positions: torch.Tensor, branches: torch.Tensor | int = 0) -> torch.Tensor:

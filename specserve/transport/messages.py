@@ -113,6 +113,9 @@ class Plan(Message):
     table_lengths [n], tables [Σ table_lengths] block ids that cover start + feed + depth − 1 positions.
     Where the speculator reads hidden states: hidden holds one row for each fed token, the target's state at the
     position before it, and origins [n] the first position of each row whose KV may be read, at least 1.
+    levels [n], no elements where all rows draft chains: the levels of the tree to grow, 0 for a chain. A tree's slots
+    are one for each place that may have children, in the order in which these are looked at; its table covers the
+    feed and the nodes that are fed.
     """
 
     plan: int
@@ -127,6 +130,7 @@ class Plan(Message):
     tables: Array
     origins: Array = field(default_factory=empty)
     hidden: Hidden = _NO_HIDDEN
+    levels: Array = field(default_factory=empty)
 
 
 @_register
@@ -183,6 +187,8 @@ class Verify(Message):
     shown bool [n]: hidden states of the row are wanted; no elements where none are.
     depths [n]: tokens that a speculator beside the verifier is to draft behind the verdict, 0 feeds it only; no
     elements where there is no such speculator.
+    parents [m], no elements where all rows are chains: the node before each one within its row, −1 for the first; the
+    dist of a tree's node is the one that its first sibling was drawn from, and siblings stand in the order of drawing.
     """
 
     round: int
@@ -200,6 +206,7 @@ class Verify(Message):
     tables: Array
     shown: Array = field(default_factory=lambda: empty("bool"))
     depths: Array = field(default_factory=empty)
+    parents: Array = field(default_factory=empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +240,8 @@ class Push(Message):
     rows int64 [n]; epochs [n]; bases [n] the committed length that the chain continues; covered [n] positions of
     committed tokens now cached; chain_lengths [n]; per node, m in all: tokens, parents (index within the row's
     nodes, −1 for the root), slots, fed bool (its KV is written), sampled bool (may be offered to the target);
-    dists one row per node, in node order, or no rows when the nodes were chosen without chance.
+    dists one row per node, in node order, or no rows when the nodes were chosen without chance. Siblings of a tree
+    have one slot, that of the dist which the first of them was drawn from, and one row of dists, at their first.
     busy_s is the time that the worker computed.
     """
 
@@ -327,6 +335,7 @@ class Verdict(Message):
     due row that asked; prompt_scores those of the prompt tokens after each fed one, from start + 1 on.
     hidden holds the states at the fed positions and at those of the kept tokens, of each row that asked, in order.
     drafted holds chains behind the next tokens, at most as long as the round's `depths`.
+    last [n], no elements where all rows are chains: the last kept node of each row, −1 for none.
     """
 
     round: int
@@ -340,6 +349,7 @@ class Verdict(Message):
     prompt_scores: Scores = _NO_SCORES
     hidden: Hidden = _NO_HIDDEN
     drafted: Drafted = _NO_DRAFTED
+    last: Array = field(default_factory=empty)
 
 
 @_register

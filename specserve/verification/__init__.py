@@ -9,7 +9,7 @@ LOSSLESS       whether what comes out has exactly the target's law; the tests pr
 GREEDY_WALK    whether, at temperature 0, it keeps exactly the target's own choices; such rows skip their dists
 build(engine)  returns the rule's `Judge`; raises ConfigError where the configuration lacks what the rule needs
 
-Rules that can check several drafted continuations at once also hold `judge_tree` (see `_tree`).
+Rules that can check several drafted continuations at once also hold a `TreeJudge` called judge_tree (see `_tree`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from specserve.verification._draft_rows import DraftRows
+    from specserve.verification._tree import DraftTree
 
 NOT_CHOICES = frozenset({"bookkeeping", "verifier"})
 
@@ -78,6 +79,20 @@ class Judge(Protocol):
         ...
 
 
+class TreeJudge(Protocol):
+    """The decision of a rule about trees, which on a tree of width 1 says what its `Judge` says of that chain."""
+
+    def __call__(
+        self, target: torch.Tensor, draft: DraftRows, tree: DraftTree, noise: RuleNoise
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last kept node of each row, −1 for none, and the token after it, int64 [B] each.
+
+        target [B, N + 1, V] by place: row 0 is the target dist of the first token, row n + 1 that of the token after
+        node n. draft [B, N]: for each node the dist that its first sibling was drawn from. Noise by node and by place.
+        """
+        ...
+
+
 class Rule(Protocol):
     """What `folders.load("verification", name)` returns."""
 
@@ -97,7 +112,10 @@ def all_rules() -> Mapping[RuleName, Rule]:
 
 
 def judges_of(engine: EngineConfig) -> Mapping[RuleName, Judge]:
-    """The judges of all rules that this configuration can build. Raises ConfigError when engine.rule is not one."""
+    """The judges of all rules that this configuration can build, of those that judge trees where trees are drafted.
+
+    Raises ConfigError when engine.rule is not one.
+    """
     judges = {}
     for name, rule in all_rules().items():
         try:
@@ -107,4 +125,18 @@ def judges_of(engine: EngineConfig) -> Mapping[RuleName, Judge]:
                 raise
     if engine.rule not in judges:
         raise ConfigError(f"no rule called {engine.rule!r}; there are: {', '.join(judges)}")
-    return judges
+    if engine.tree_shape is None:
+        return judges
+    able = {name: judge for name, judge in judges.items() if name in tree_judges()}
+    if engine.rule not in able:
+        raise ConfigError(
+            f"rule {engine.rule!r} cannot check drafted trees; set engine.rule to one of {', '.join(able)}, "
+            f"or leave engine.tree out"
+        )
+    return able
+
+
+def tree_judges() -> Mapping[RuleName, TreeJudge]:
+    """The judges of trees, by rule."""
+    found = {name: getattr(rule, "judge_tree", None) for name, rule in all_rules().items()}
+    return {name: cast(TreeJudge, judge) for name, judge in found.items() if judge is not None}

@@ -8,11 +8,12 @@ from functools import cached_property
 
 import torch
 
-from specserve.sampling.noise import Purpose, token_keys, uniform
+from specserve.sampling.noise import Purpose, token_keys, tree_places, uniform
 from specserve.sampling.profiles import Settings
 from specserve.types import RuleName
 from specserve.verification import RuleNoise
 from specserve.verification._rows import Row
+from specserve.verification._tree import ABSENT
 
 GREEDY = ""
 """Stands for the rule of rows whose target dist is one-hot: there all rules with GREEDY_WALK say the same."""
@@ -20,7 +21,7 @@ GREEDY = ""
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """B due rows under one rule; K is their longest chain. Tensors are int64 and on the CPU.
+    """B due rows under one rule, all chains or all trees; K is the most tokens that one was drafted. On the CPU, int64.
 
     places [B] in the message; logits [m] the rows of the round's logits that belong to the group, in order, and
     owners [m] the group row of each; steps [B, K + 1] indices into these two, repeating the last one past a chain's
@@ -39,6 +40,8 @@ class Group:
     lengths: torch.Tensor
     first: torch.Tensor
     settings: Settings
+    parents: torch.Tensor | None
+    levels: torch.Tensor
 
     def by_step(self, values: torch.Tensor) -> torch.Tensor:
         """[B, K + 1, …] from one value, or row of values, per group logit [m, …]."""
@@ -56,14 +59,15 @@ class _GroupNoise:
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self._device = device
-        self._places = torch.arange(group.steps.shape[1])
-        self._positions = group.first[:, None] + self._places
+        self._levels = group.levels
+        self._positions = group.first[:, None] + group.levels
         self._seeds, self._branches = group.settings.seeds[:, None], group.settings.branches[:, None]
 
     @cached_property
     def accept(self) -> torch.Tensor:
         """See `RuleNoise`."""
-        positions, places = self._positions[:, :-1], self._places[:-1]
+        levels = self._levels[:, 1:] - 1
+        positions, places = self._positions[:, 1:] - 1, tree_places(levels)
         return uniform(self._seeds, Purpose.ACCEPT, positions, self._branches, places).to(self._device)
 
     @cached_property
@@ -82,16 +86,16 @@ def grouped(rows: Sequence[Row], greedy_walks: Container[RuleName]) -> list[Grou
 
     greedy_walks are the rules whose rows of temperature 0 all go into one group, `GREEDY`.
     """
-    members: dict[str, list[tuple[Row, int]]] = {}
+    members: dict[tuple[str, bool], list[tuple[Row, int]]] = {}
     at = 0
     for row in rows:
         if row.due:
             rule = row.profile.rule
             if row.profile.temperature == 0 and rule in greedy_walks:
                 rule = GREEDY
-            members.setdefault(rule, []).append((row, at))
+            members.setdefault((rule, row.parents is not None), []).append((row, at))
             at += len(row.chain) + 1
-    return [_group(rule, *zip(*found, strict=True)) for rule, found in members.items()]
+    return [_group(rule, *zip(*found, strict=True)) for (rule, _), found in members.items()]
 
 
 def _group(rule: str, rows: Sequence[Row], ats: Sequence[int]) -> Group:
@@ -99,6 +103,7 @@ def _group(rule: str, rows: Sequence[Row], ats: Sequence[int]) -> Group:
     longest = int(lengths.max())
     ends = (lengths + 1).cumsum(0)
     begins = ends - lengths - 1
+    parents = [list(row.parents) for row in rows if row.parents is not None]
     owners = torch.arange(len(rows)).repeat_interleave(lengths + 1)
     return Group(
         rule=rule,
@@ -112,7 +117,17 @@ def _group(rule: str, rows: Sequence[Row], ats: Sequence[int]) -> Group:
         lengths=lengths,
         first=torch.tensor([row.first for row in rows]),
         settings=Settings.of([row.profile for row in rows]),
+        parents=_padded(parents, longest, ABSENT) if parents else None,
+        levels=_padded(list(map(_levels, parents)), longest + 1, 0) if parents else torch.arange(longest + 1)[None],
     )
+
+
+def _levels(parents: Sequence[int]) -> list[int]:
+    """How many drafted tokens stand before the one that is chosen at each place of a tree."""
+    levels = [0]
+    for parent in parents:
+        levels.append(levels[parent + 1] + 1)
+    return levels
 
 
 def _padded(values: Sequence[list[int]], width: int, fill: int) -> torch.Tensor:

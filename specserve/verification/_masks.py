@@ -45,11 +45,16 @@ def _add(masks: Masks, row: Row, constraint: Constraint, at: int) -> None:
     bits = constraint.allowed()
     if bits is None:
         raise SpecserveError("the answer so far is none that its grammar allows")
-    chain = row.chain.tolist()
-    for j, token in enumerate([*chain, None]):
-        if bits is not None:
-            masks.rows.append(at + j)
-            masks.bits.append(bits)
-        if token is not None:
-            constraint.write(row.first + j, [token])
-            bits = constraint.allowed() if bits is not None else None
+    found: list[Array | None] = [bits]
+    for node in range(len(row.chain)):
+        path = row.path(node)
+        parent = path[-2] if len(path) > 1 else -1
+        before = found[parent + 1]
+        # Behind its own parent a node is written alone, else its whole path anew.
+        known = len(path) - 1 if parent == node - 1 else 0
+        constraint.write(row.first + known, row.tokens_to(node)[known:])
+        found.append(None if before is None else constraint.allowed())
+    for place, each in enumerate(found):
+        if each is not None:
+            masks.rows.append(at + place)
+            masks.bits.append(each)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specserve.errors import ProtocolError
-from specserve.models import RowStates
+from specserve.models import RowStates, TokenTree
 from specserve.models._stretches import Stretch, one_length, split, tokens_in_range
 from specserve.sampling.processors import Place
 from specserve.sampling.profiles import Profile, Profiles
@@ -20,7 +20,8 @@ class Row:
     """One request's share of a round.
 
     index is its place in the message, id the request's number; feed [f], chain [c], dist_rows [c] and table as in
-    `messages.Verify`.
+    `messages.Verify`. parents [c] where the drafted tokens are a tree, None where they are a chain. The row's places,
+    which show logits, are the newest committed token (0) and drafted token n (n + 1).
     """
 
     index: int
@@ -32,6 +33,7 @@ class Row:
     dist_rows: Array
     table: Array
     due: bool
+    parents: tuple[int, ...] | None = None
 
     @property
     def first(self) -> int:
@@ -53,7 +55,24 @@ class Row:
     @property
     def stretch(self) -> Stretch:
         """What the target reads: feed and chain."""
-        return Stretch(self.start, [*self.feed.tolist(), *self.chain.tolist()], self.table, self.looked_at, self.id)
+        tree = None if self.parents is None else TokenTree(self.first, np.array(self.parents, dtype=np.int64))
+        tokens = [*self.feed.tolist(), *self.chain.tolist()]
+        return Stretch(self.start, tokens, self.table, self.looked_at, self.id, tree)
+
+    def path(self, last: int) -> list[int]:
+        """The drafted tokens, by number, from the first one to this one; none for −1."""
+        if self.parents is None:
+            return list(range(last + 1))
+        path: list[int] = []
+        while last >= 0:
+            path.append(last)
+            last = self.parents[last]
+        return path[::-1]
+
+    def tokens_to(self, last: int) -> list[int]:
+        """The tokens of `path`."""
+        tokens: list[int] = self.chain[self.path(last)].tolist()
+        return tokens
 
 
 def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row], dict[int, str]]:
@@ -72,6 +91,8 @@ def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row
     )
     if len(message.shown) not in (0, len(message.rows)):
         raise ProtocolError(f"{len(message.shown)} rows are asked for hidden states or not, of {len(message.rows)}")
+    whole = len(message.parents) > 0
+    parents = split("parents", message.parents, message.chain_lengths) if whole else [None] * len(message.rows)
     columns = zip(
         message.rows.tolist(),
         message.epochs.tolist(),
@@ -81,17 +102,29 @@ def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row
         split("dist_rows", message.dist_rows, message.chain_lengths),
         split("tables", message.tables, message.table_lengths),
         message.due.tolist(),
+        parents,
         strict=True,
     )
     rows, faults = [], {}
-    for index, (row_id, epoch, *rest) in enumerate(columns):
+    for index, (row_id, epoch, *rest, above) in enumerate(columns):
         try:
             row = Row(index, row_id, profiles.find(row_id, epoch), *rest)
+            if (tree := _tree(above)) is not None:
+                row = replace(row, parents=tree)
             _check(row, vocab_size, len(message.dists.rows))
             rows.append(row)
         except ProtocolError as error:
             faults[row_id] = f"row {row_id}: {error.message}"
     return rows, faults
+
+
+def _tree(parents: Array | None) -> tuple[int, ...] | None:
+    """The parents of a tree's nodes; None for a chain. Raises ProtocolError for what is no tree."""
+    if parents is None or (parents == np.arange(-1, len(parents) - 1)).all():
+        return None
+    if (parents < -1).any() or (parents >= np.arange(len(parents))).any():
+        raise ProtocolError(f"parents {parents.tolist()}: a node comes behind its parent, which is −1 for the first")
+    return tuple(parents.tolist())
 
 
 def uncovered(message: Verify, rows: Sequence[Row], states: RowStates) -> Cannot | None:
@@ -138,7 +171,7 @@ def processed_places(rows: Sequence[Row]) -> list[Place]:
         if not row.due:
             continue
         if row.profile.processors is not None:
-            chain = row.chain.tolist()
-            places += [Place(at + j, row.profile.processors, chain[:j]) for j in range(len(chain) + 1)]
+            for place in range(len(row.chain) + 1):
+                places.append(Place(at + place, row.profile.processors, row.tokens_to(place - 1)))
         at += len(row.chain) + 1
     return places

@@ -32,34 +32,39 @@ class Scorer:
             at += row.looked_at
         self._logs = torch.log_softmax(logits[wanted, :vocab_size], -1) if wanted else logits[:0]
 
-    def emitted(self, kept: Array, chosen: Array) -> Scores:
-        """The scores of the kept and chosen tokens of each due row that asked; kept and chosen int64 [n]."""
-        asked: list[tuple[Row, int, list[int]]] = []
+    def emitted(self, last: Array, chosen: Array) -> Scores:
+        """The scores of the kept and chosen tokens of each due row that asked.
+
+        last int64 [n] is the last kept drafted token, −1 for none; chosen int64 [n].
+        """
+        asked: list[tuple[Row, Sequence[int], list[int]]] = []
         for row in self._rows:
             if row.due and row.profile.logprobs is not None:
-                tokens = [*row.chain[: kept[row.index]].tolist(), int(chosen[row.index])]
-                asked.append((row, row.looked_at - len(row.chain) - 1, tokens))
+                node, offset = int(last[row.index]), row.looked_at - len(row.chain) - 1
+                tokens = [*row.tokens_to(node), int(chosen[row.index])]
+                asked.append((row, [offset, *[offset + 1 + each for each in row.path(node)]], tokens))
         return self._scores(asked, [row.profile.logprobs or 0 for row in self._rows])
 
     def prompt(self) -> Scores:
         """The scores of the prompt tokens after each fed one, of each row that asked."""
-        asked = []
+        asked: list[tuple[Row, Sequence[int], list[int]]] = []
         for row in self._rows:
             if row.prompt_tokens:
                 after = row.start + 1
-                asked.append((row, 0, list(row.profile.prompt[after : after + row.prompt_tokens])))
+                tokens = list(row.profile.prompt[after : after + row.prompt_tokens])
+                asked.append((row, range(len(tokens)), tokens))
         return self._scores(asked, [row.profile.prompt_logprobs or 0 for row in self._rows])
 
-    def _scores(self, asked: Sequence[tuple[Row, int, list[int]]], widths: Sequence[int]) -> Scores:
-        """Score these tokens, each from the row of logits `offset` + its place, and the alternatives beside them."""
+    def _scores(self, asked: Sequence[tuple[Row, Sequence[int], list[int]]], widths: Sequence[int]) -> Scores:
+        """Score these tokens, each from one of its row's logits, and the alternatives beside them."""
         if not asked:
             return Scores.none()
         lengths = np.zeros(len(self._rows), dtype=np.int32)
         places: list[int] = []
-        for row, offset, tokens in asked:
+        for row, seen, tokens in asked:
             lengths[row.index] = len(tokens)
-            begin = self._first[row.index] + offset
-            places += range(begin, begin + len(tokens))
+            begin = self._first[row.index]
+            places += [begin + each for each in seen]
         ids = torch.tensor([token for _, _, tokens in asked for token in tokens], device=self._logs.device)
         logs = self._logs[places]
         widest = min(max(widths), self._vocab_size)

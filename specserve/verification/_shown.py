@@ -13,8 +13,8 @@ from specserve.transport.messages import Array, Hidden, Verify
 from specserve.verification._rows import Row
 
 
-def shown(message: Verify, rows: Sequence[Row], kept: Array, backend: Backend) -> Hidden:
-    """The states of the rows that asked, after a forward over them; kept int64 [n].
+def shown(message: Verify, rows: Sequence[Row], last: Array, backend: Backend) -> Hidden:
+    """The states of the rows that asked, after a forward over them; last int64 [n], the last kept drafted token.
 
     Raises ProtocolError when a row asks a target that keeps none.
     """
@@ -26,7 +26,8 @@ def shown(message: Verify, rows: Sequence[Row], kept: Array, backend: Backend) -
     at = 0
     for row in rows:
         if message.shown[row.index]:
-            places += range(at, at + len(row.feed) + int(kept[row.index]))
+            drafted = at + len(row.feed)
+            places += [*range(at, drafted), *[drafted + each for each in row.path(int(last[row.index]))]]
         at += len(row.feed) + len(row.chain)
     states = backend.observed()
     # A forward that was computed in parts shows its last one: the draft guesses worse behind zeros, and that is all.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from specserve.sampling.wire import Support
-from specserve.verification._draft_rows import draw_leftover
+from specserve.verification._draft_rows import DraftRows, draw_leftover
 
 ABSENT = -2
 """The parent of padding."""
@@ -30,6 +30,25 @@ class DraftTree:
         """The tree of width 1 of chains tokens [B, K] with lengths [B]."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         return DraftTree(torch.where(places < lengths[:, None], places - 1, ABSENT), tokens)
+
+
+def by_place(draft: DraftRows, tree: DraftTree, vocab_size: int) -> torch.Tensor:
+    """[B, N + 1, V]: the dist of each place that its first child was drawn from, 0 where it has none.
+
+    draft holds one dist per node, siblings all the same one.
+    """
+    count, nodes = tree.parents.shape
+    dists = torch.zeros(count, nodes + 1, vocab_size, dtype=draft.probs.dtype, device=draft.probs.device)
+    unset = torch.ones(count, nodes + 1, dtype=torch.bool, device=draft.probs.device)
+    rows = torch.arange(count, device=draft.probs.device)
+    for node in range(nodes):
+        places = (tree.parents[:, node] + 1).clamp(min=0)
+        first = unset[rows, places] & (tree.parents[:, node] != ABSENT)
+        unset[rows, places] &= ~first
+        # Unused entries share an id with a possible real one, so the probabilities are added, not written.
+        added = torch.where(first[:, None], draft.probs[:, node], 0)
+        dists.index_put_((rows[:, None], places[:, None], draft.ids[:, node]), added, accumulate=True)
+    return dists
 
 
 def follow(choices: torch.Tensor, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:

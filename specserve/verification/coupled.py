@@ -40,13 +40,11 @@ def judge(
     return judge_greedy(_choices(target, noise.keys), tokens, lengths)
 
 
-def judge_tree(target: torch.Tensor, tree: DraftTree, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Last kept node and next token, as `_tree.follow`, of target rows [B, N + 1, V].
-
-    keys int32 [B, N + 1, 4] by each row's position; rows of one depth share theirs, so that a node's pick does not
-    depend on where in the tree it stands.
-    """
-    return follow(_choices(target, keys), tree)
+def judge_tree(
+    target: torch.Tensor, draft: DraftRows, tree: DraftTree, noise: RuleNoise
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `verification.TreeJudge`. Places of one depth share their keys, so a pick does not depend on the tree."""
+    return follow(_choices(target, noise.keys), tree)
 
 
 def _choices(target: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -36,13 +36,11 @@ def judge(
     return judge_greedy(_choices(target, noise.choose), tokens, lengths)
 
 
-def judge_tree(target: torch.Tensor, tree: DraftTree, choose: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Last kept node and next token, as `_tree.follow`, of target rows [B, N + 1, V].
-
-    choose float64 [B, N + 1] are uniforms keyed by each row's position; rows of one depth may share theirs, since a
-    walk looks at one of them only.
-    """
-    return follow(_choices(target, choose), tree)
+def judge_tree(
+    target: torch.Tensor, draft: DraftRows, tree: DraftTree, noise: RuleNoise
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `verification.TreeJudge`. Places of one depth share their noise, as a walk looks at one of them only."""
+    return follow(_choices(target, noise.choose), tree)
 
 
 def _choices(target: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from specserve.types import DraftPicks
 from specserve.verification import Judge, RuleNoise
 from specserve.verification._chain import kept_length
 from specserve.verification._draft_rows import DraftRows, draw_leftover, rows_at
-from specserve.verification._tree import DraftTree, judge_siblings
+from specserve.verification._tree import DraftTree, by_place, judge_siblings
 
 DRAFT_PICKS: Final[DraftPicks] = "sampling"
 NEEDS_DISTS: Final[bool] = True
@@ -51,7 +51,7 @@ def _accepted(target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, nois
 
 
 def judge_tree(
-    target: torch.Tensor, draft: torch.Tensor, tree: DraftTree, accept: torch.Tensor, choose: torch.Tensor
+    target: torch.Tensor, draft: DraftRows, tree: DraftTree, noise: RuleNoise
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Last kept node and next token: siblings without replacement, see `_tree.judge_siblings`."""
-    return judge_siblings(target, draft, tree, accept, choose)
+    """See `verification.TreeJudge`: siblings without replacement, as in `_tree.judge_siblings`."""
+    return judge_siblings(target, by_place(draft, tree, target.shape[2]), tree, noise.accept, noise.choose)

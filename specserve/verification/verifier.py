@@ -26,7 +26,7 @@ import torch
 from specserve import folders
 from specserve.config import NO_SPECULATOR, Config, EngineConfig
 from specserve.errors import ConfigError, ProtocolError
-from specserve.models import AtOnce, Backend, Hardware, ShowsHidden, _memory, _memory_plan
+from specserve.models import AtOnce, Backend, Hardware, HoldsTrees, Move, ShowsHidden, _memory, _memory_plan
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling.constraint import restrict
@@ -36,9 +36,20 @@ from specserve.sampling.processors import apply
 from specserve.sampling.profiles import Profiles
 from specserve.sampling.wire import Support, decode
 from specserve.text import Tokenizer
-from specserve.transport.messages import Array, Close, Dists, Drafted, Failed, Message, Open, Verdict, Verify
+from specserve.transport.messages import (
+    Array,
+    Close,
+    Dists,
+    Drafted,
+    Failed,
+    Message,
+    Open,
+    Verdict,
+    Verify,
+    empty,
+)
 from specserve.types import RuleName, WorkerInfo
-from specserve.verification import Judge, _masks, all_rules, judges_of
+from specserve.verification import Judge, _masks, all_rules, judges_of, tree_judges
 from specserve.verification._beside import Beside
 from specserve.verification._draft_rows import DraftRows
 from specserve.verification._group import GREEDY, Group, grouped
@@ -46,6 +57,7 @@ from specserve.verification._masks import Masks
 from specserve.verification._rows import Row, judged_places, processed_places, read, uncovered
 from specserve.verification._scores import Scorer
 from specserve.verification._shown import shown
+from specserve.verification._tree import DraftTree, follow
 from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
 
 LayersRead = Callable[[Config], tuple[int, ...]]
@@ -59,7 +71,8 @@ class Verifier:
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
     configures the rules; grammars are needed for structured requests only; hardware is what results are waited for on,
     where reading them does not do that. beside drafts in this process what verdicts bring along. Raises ConfigError
-    when the configured rule is not one that can be built.
+    when the configured rule is not one that can be built, or trees are configured for a rule or a target that cannot
+    check them.
     """
 
     def __init__(
@@ -78,7 +91,14 @@ class Verifier:
         self._vocab_size = min(vocab_size, backend.vocab_size)
         self._profiles = Profiles(grammars)
         self._mask_thread = ThreadPoolExecutor(1, "specserve-masks")
-        self._judges = judges_of(EngineConfig() if engine is None else engine)
+        engine = EngineConfig() if engine is None else engine
+        self._judges = judges_of(engine)
+        if engine.tree_shape is not None and not isinstance(backend, HoldsTrees):
+            raise ConfigError(
+                "engine.tree needs a target whose attention is all on paged KV, which this one's is not; leave "
+                "engine.tree out"
+            )
+        self._tree_judges = tree_judges()
         self._rules = {name: rule for name, rule in all_rules().items() if name in self._judges}
         self._greedy_walks = frozenset(name for name, rule in self._rules.items() if rule.GREEDY_WALK)
 
@@ -134,10 +154,9 @@ class Verifier:
         finite = logits[:, : self._vocab_size].amax(-1).isfinite()
         apply(logits, processed_places(rows), self._vocab_size)
         logits = restrict(logits, masks.rows, masks.bits)
-        kept, chosen, healthy = self._judge(rows, logits, finite, message.dists)
-        for row in rows:
-            row.profile.wrote(row.first, row.chain.tolist())
-        scores, prompt_scores = scorer.emitted(kept, chosen), scorer.prompt()
+        last, chosen, healthy = self._judge(rows, logits, finite, message.dists)
+        kept = self._settle(rows, last)
+        scores, prompt_scores = scorer.emitted(last, chosen), scorer.prompt()
         judging_s = perf_counter() - forwarded
         self._hardware.finish()
         if not healthy.all():
@@ -148,15 +167,30 @@ class Verifier:
             message.round,
             message.rows,
             message.epochs,
-            kept.astype(np.int32),
+            kept,
             chosen.astype(np.int32),
             perf_counter() - began - judging_s - drafted.busy_s,
             judging_s,
             scores,
             prompt_scores,
-            shown(message, rows, kept, self._backend),
+            shown(message, rows, last, self._backend),
             drafted,
+            last.astype(np.int32) if len(message.parents) else empty(),
         )
+
+    def _settle(self, rows: Sequence[Row], last: Array) -> Array:
+        """Make what is kept of every row what its history, its grammar and its KV hold; int32 [n] tokens kept."""
+        paths = [row.path(node) for row, node in zip(rows, last.tolist(), strict=True)]
+        trees = [(row, path) for row, path in zip(rows, paths, strict=True) if row.parents is not None]
+        for row in rows:
+            row.profile.wrote(row.first, row.chain.tolist() if row.parents is None else row.tokens_to(last[row.index]))
+        for row, path in trees:
+            if row.profile.constraint is not None:
+                row.profile.constraint.write(row.first, row.chain[path].tolist())
+        moves = [Move(row.table, row.first, [row.first + node for node in path]) for row, path in trees if path]
+        if moves and isinstance(self._backend, HoldsTrees):
+            self._backend.move(moves)
+        return np.array([len(path) for path in paths], dtype=np.int32)
 
     def _judge_of(self, rule: RuleName) -> Judge:
         if rule not in self._judges:
@@ -180,20 +214,20 @@ class Verifier:
         return logits
 
     def _judge(self, rows: Sequence[Row], logits: torch.Tensor, finite: torch.Tensor, dists: Dists) -> Array:
-        """kept, next and healthy of each row, int64 [3, n]; 0, -1 and 1 where no token is due."""
+        """The last kept drafted token, next and healthy of each row, int64 [3, n]; -1, -1, 1 where no token is due."""
         groups = grouped(rows, self._greedy_walks)
-        outcome = torch.tensor([[0], [-1], [1]], device=logits.device).repeat(1, len(rows))
+        outcome = torch.tensor([[-1], [-1], [1]], device=logits.device).repeat(1, len(rows))
         draft_dists = self._draft_dists(groups, dists, logits)
         for group in groups:
             everything = len(group.logits) == len(logits)
             mine = logits if everything else logits[group.logits.to(logits.device)]
             sound = finite if everything else finite[group.logits.to(logits.device)]
             if group.rule == GREEDY:
-                kept, chosen = self._judge_greedy(group, mine)
+                last, chosen = self._judge_greedy(group, mine)
             else:
-                kept, chosen = self._judge_by_rule(group, mine, draft_dists)
+                last, chosen = self._judge_by_rule(group, mine, draft_dists)
             healthy = group.by_step(sound).all(-1)
-            outcome[:, group.places.to(outcome.device)] = torch.stack([kept, chosen, healthy.long()])
+            outcome[:, group.places.to(outcome.device)] = torch.stack([last, chosen, healthy.long()])
         return outcome.cpu().numpy()
 
     def _draft_dists(self, groups: Sequence[Group], dists: Dists, logits: torch.Tensor) -> Support:
@@ -203,12 +237,15 @@ class Verifier:
 
     def _judge_greedy(self, group: Group, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         device, chosen = logits.device, greedy_choice(logits, self._vocab_size)
+        tree = _tree_of(group, device)
+        if tree is not None:
+            return follow(group.by_step(chosen), tree)
         read, lengths = group.read.to(device), (group.lengths + 1).to(device)
         last, _ = verify_speculative_tokens(read, chosen, lengths)
         buffers = NextPass.empty(len(lengths), 0, device)  # the coordinator knows the drafted ids
         due = torch.ones_like(lengths, dtype=torch.bool)
         prepare_next_forward_pass(read, chosen, lengths, due, group.logits.to(device), last, buffers)
-        return buffers.counts, buffers.sampled
+        return buffers.counts - 1, buffers.sampled
 
     def _judge_by_rule(
         self, group: Group, logits: torch.Tensor, draft_dists: Support
@@ -217,7 +254,15 @@ class Verifier:
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         tokens = group.tokens.to(device)
         draft = DraftRows.of(draft_dists, group.dist_rows.to(device), tokens)
-        return judge(group.by_step(dist), draft, tokens, group.lengths.to(device), group.noise(device))
+        tree = _tree_of(group, device)
+        if tree is not None:
+            return self._tree_judges[group.rule](group.by_step(dist), draft, tree, group.noise(device))
+        kept, chosen = judge(group.by_step(dist), draft, tokens, group.lengths.to(device), group.noise(device))
+        return kept - 1, chosen
+
+
+def _tree_of(group: Group, device: torch.device) -> DraftTree | None:
+    return None if group.parents is None else DraftTree(group.parents.to(device), group.tokens.to(device))
 
 
 def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:

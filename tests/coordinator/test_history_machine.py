@@ -16,6 +16,7 @@ from test_ahead_machine import AheadMachine
 from test_engine_machine import EngineMachine
 from toy_workers import VOCAB
 
+from specserve.config import EngineConfig
 from specserve.coordinator.blocks import BlockPool
 from specserve.drafting.small_model import SmallModel
 from specserve.drafting.worker import DraftWorker
@@ -45,11 +46,11 @@ def backend(table):
     return model
 
 
-def draft_worker():
+def draft_worker(shape=None):
     cpu = torch.device("cpu")
     speculator = SmallModel(backend(DRAFT), VOCAB)
     workspace = Workspace(400, SparseDists(400, VOCAB, cpu), cpu, ranks=4)
-    return DraftWorker(speculator, workspace, vocab_size=VOCAB, block_tokens=4)
+    return DraftWorker(speculator, workspace, vocab_size=VOCAB, block_tokens=4, shape=shape)
 
 
 def one_by_one(prompt, count, sampling):
@@ -176,3 +177,29 @@ def test_branches_share_the_prompt_and_nothing_else(monkeypatch):
 
     monkeypatch.setattr(BlockPool, "fork", fork)
     assert not all(branches(5))
+
+
+TREES = {
+    0: {},
+    1: {"tree": [3], "slots": 6},
+    3: {"tree": [3, 2], "slots": 12},
+    6: {"tree": "dynamic", "tree_nodes": 8, "tree_width": 3, "slots": 12},
+}
+
+
+class TreeHistoryMachine(HistoryMachine):
+    """The same with drafted trees, static and dynamic, of which slots and blocks are often short."""
+
+    def pipeline_of(self, **fields):
+        fields |= {"depth_policy": "fixed"} | TREES[fields["depth"]]
+        trees = {name: value for name, value in fields.items() if name.startswith("tree")}
+        engine = EngineConfig(depth=fields["depth"], **trees)
+        return Pipeline(
+            make_verifier=lambda: Verifier(backend(TARGET), vocab_size=VOCAB, engine=engine),
+            make_draft=lambda: draft_worker(engine.tree_shape),
+            **fields,
+        )
+
+
+TestTreeHistory = TreeHistoryMachine.TestCase
+TestTreeHistory.settings = TestHistory.settings

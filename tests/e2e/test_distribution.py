@@ -46,12 +46,12 @@ def tiny_llama(folder, seed):
     return model
 
 
-def joint_law(model):
+def joint_law(model, temperature=1.0):
     """P(continuation) of every continuation of LENGTH tokens, float64 [VOCAB ** LENGTH], by the model's own forward."""
     continuations = list(itertools.product(range(VOCAB), repeat=LENGTH))
     ids = torch.tensor([list(PROMPT) + list(continuation) for continuation in continuations])
     with torch.inference_mode():
-        logs = model(ids).logits.double().log_softmax(-1)
+        logs = (model(ids).logits.double() / temperature).log_softmax(-1)
     begin = len(PROMPT) - 1
     steps = logs[:, begin : begin + LENGTH].gather(-1, ids[:, begin + 1 :, None]).squeeze(-1)
     return steps.sum(-1).exp().numpy()
@@ -64,7 +64,7 @@ def pair(tmp_path_factory):
     return folders, models
 
 
-def engine(folders, rule):
+def engine(folders, rule, **options):
     config = parse(
         {
             "engine": {
@@ -75,6 +75,7 @@ def engine(folders, rule):
                 "max_batch_tokens": 512,
                 "queue_limit": 4096,
             }
+            | options
         }
     )
     backends = [paged_transformers.build(ModelConfig(device="cpu"), folder) for folder in folders]
@@ -87,12 +88,13 @@ def engine(folders, rule):
     slots = config.engine.slot_count
     speculator = small_model.build(config.draft, backends[1], VOCAB)
     workspace = Workspace(slots, SparseDists(slots, VOCAB, backends[1].device), backends[1].device)
-    worker = DraftWorker(speculator, workspace, vocab_size=VOCAB)
-    parts = Parts(Verifier(backends[0], vocab_size=VOCAB), target, worker, draft, None, Tokenizer(byte_level()))
+    worker = DraftWorker(speculator, workspace, vocab_size=VOCAB, shape=config.engine.tree_shape)
+    verifier = Verifier(backends[0], vocab_size=VOCAB, engine=config.engine)
+    parts = Parts(verifier, target, worker, draft, None, Tokenizer(byte_level()))
     return LocalEngine(config, parts=parts)
 
 
-def sample(engine, count, depth):
+def sample(engine, count, depth, temperature=1.0):
     """Continuations of `count` requests, all of them submitted at once, 64 running at a time."""
     found = Counter()
     for start in range(0, count, 2048):
@@ -101,7 +103,7 @@ def sample(engine, count, depth):
                 RequestId(f"s{seed}"),
                 PROMPT,
                 LENGTH,
-                Sampling(temperature=1.0),
+                Sampling(temperature=temperature),
                 seed=seed,
                 ignore_eos=True,
                 depth=depth,

@@ -76,7 +76,8 @@ def engine_of(
         model, slots = backend(kind, draft_seed, 4096), config.engine.slot_count
         workspace = Workspace(slots, SparseDists(slots, k, model.device), model.device, ranks=config.engine.ranks)
         speculator = small_model.SmallModel(model, VOCAB)
-        worker = DraftWorker(speculator, workspace, vocab_size=VOCAB, block_tokens=BLOCK_TOKENS)
+        shape = config.engine.tree_shape
+        worker = DraftWorker(speculator, workspace, vocab_size=VOCAB, block_tokens=BLOCK_TOKENS, shape=shape)
         draft = worker_info("draft", model, 4096, {})
     info = worker_info("target", target, blocks, verifier.rules)
     return LocalEngine(config, parts=Parts(verifier, info, worker, draft, guesser, Tokenizer(byte_level())))

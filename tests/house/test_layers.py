@@ -9,7 +9,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "specserve"
 
-GROUND = {"types", "errors", "config", "folders", "metrics", "templates", "text", "logs", "timeline", "tracing"}
+GROUND = {
+    *("types", "errors", "config", "folders", "metrics", "templates", "text", "logs", "timeline", "tracing"),
+    "tree_shape",
+}
 ROOMS = {
     "transport": set(),
     "models": set(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.verification.bookkeeping import (
@@ -132,6 +132,7 @@ def by_hand(read: list[int], chosen: list[int], lengths: list[int]) -> tuple[lis
     return last, mask
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=9), st.data())
 def test_ragged_rows_agree_with_a_walk_by_hand(lengths, data):
     """Any lengths, a vocabulary of two so that matches are common; the accepted ids are those of the walk."""

@@ -114,7 +114,14 @@ def as_chain_laws(laws) -> list:
     ]
 
 
-def sibling_laws(target: Tree, draft: Tree, trees, judge=rejection.judge_tree):
+def judged(target, draft, tree: DraftTree, accept, choose):
+    """`rejection` on draft rows by place: its nodes come with their place's row, as from the wire."""
+    rows = torch.arange(len(draft))[:, None]
+    nodes = DraftRows.whole(draft[rows, (tree.parents + 1).clamp(min=0)])
+    return rejection.judge_tree(target, nodes, tree, rule_noise(accept, choose))
+
+
+def sibling_laws(target: Tree, draft: Tree, trees, judge=judged):
     for tree, probability in trees:
         rows = torch.stack([target.dist(path) for path in tree.paths])
         drafts = torch.stack([draft.dist(path) for path in tree.paths])
@@ -199,7 +206,9 @@ def test_the_target_first_walk_is_exact_for_any_tree(vocab: int, width: int, dep
             rows = torch.stack([target.dist(path) for path in tree.paths])
 
             def run(batch, accept, choose, rows=rows):
-                return exact.judge_tree(rows.expand(len(accept), -1, -1), batch, choose)
+                nothing = DraftRows.certain(batch.tokens)
+                noise = rule_noise(accept, choose)
+                return exact.judge_tree(rows.expand(len(accept), -1, -1), nothing, batch, noise)
 
             points = [
                 [
@@ -232,9 +241,8 @@ def test_a_chain_is_a_tree_of_width_one(depth: int) -> None:
     target, draft, tokens, lengths, noise = random_chains(3000, depth, 3)
     tree = DraftTree.chain(tokens, lengths)
     runs = {
-        rejection: rejection.judge_tree(target, draft, tree, noise.accept, noise.choose),
-        exact: exact.judge_tree(target, tree, noise.choose),
-        coupled: coupled.judge_tree(target, tree, noise.keys),
+        rule: rule.judge_tree(target, DraftRows.whole(draft[:, :-1]), tree, noise)
+        for rule in (rejection, exact, coupled)
     }
     for rule, (node, following) in runs.items():
         kept, expected = rule.judge(target, DraftRows.whole(draft[:, :-1]), tokens, lengths, noise)
@@ -251,7 +259,9 @@ def test_a_coupled_walk_puts_out_what_no_tree_would() -> None:
     target = torch.softmax(torch.randn(rows, 7, vocab, generator=generator), -1)
     by_depth = token_keys(torch.arange(rows)[:, None], torch.arange(3))
     keys = by_depth[:, [len(path) for path in tree.paths]]
-    node, following = coupled.judge_tree(target, tree.batch(rows), keys)
+    noise = rule_noise(torch.empty(0), torch.empty(0), keys)
+    batch = tree.batch(rows)
+    node, following = coupled.judge_tree(target, DraftRows.certain(batch.tokens), batch, noise)
     picks = race(target.flatten(0, 1), keys.flatten(0, 1)).view(rows, 7)
     for row in range(rows):
         place, path = 0, []
@@ -271,10 +281,10 @@ def test_padding_is_never_kept_and_repeated_siblings_are_refused() -> None:
     draft = torch.tensor([[[1.0, 0.0, 0.0]] * 3] * 200)
     accept, choose = torch.full((200, 2), 0.25).double(), (torch.arange(200).double() / 200)[:, None].expand(-1, 3)
     again = DraftTree(torch.tensor([[-1, -1]]).expand(200, -1), torch.tensor([[0, 0]]).expand(200, -1))
-    node, following = rejection.judge_tree(target, draft, again, accept, choose)
+    node, following = judged(target, draft, again, accept, choose)
     assert set(node.tolist()) == {-1}
     assert set(following.tolist()) == {1, 2}
     absent = DraftTree(torch.full((200, 2), ABSENT), torch.zeros(200, 2).long())
-    node, following = rejection.judge_tree(target, draft, absent, accept * 0, choose)
+    node, following = judged(target, draft, absent, accept * 0, choose)
     assert set(node.tolist()) == {-1}
     assert set(following.tolist()) == {0, 1, 2}

@@ -1,0 +1,116 @@
+"""Drafted trees: chains that branch. Like a chain, a tree is a value, and whoever holds it owns references to slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specserve.coordinator.chain import Chain
+from specserve.errors import ProtocolError
+from specserve.transport.messages import Array
+
+
+@dataclass(slots=True, eq=False)
+class Tree(Chain):
+    """Nodes level by level, each behind its parent (−1: the newest committed token); siblings are different tokens.
+
+    slots are one for each family of siblings, in order; families [nodes] number them, and never fall. Where the tokens
+    were drawn, a family's dist is row + its number of `dists`. The KV of the first `fed` tokens of the tree's spine
+    stands where a chain's would.
+    """
+
+    parents: list[int] = field(default_factory=list)
+    families: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+
+    @property
+    def depth(self) -> int:
+        """Its levels."""
+        return max(self.levels, default=-1) + 1
+
+    @property
+    def above(self) -> list[int]:
+        """Each node's parent."""
+        return self.parents
+
+    @property
+    def dist_places(self) -> list[int]:
+        """Which of its dists each node was drawn from."""
+        return self.families
+
+    def first(self, count: int) -> Chain:
+        """The first `count` levels of it."""
+        if count >= self.depth:
+            return self
+        nodes = sum(1 for level in self.levels if level < count)
+        kept = self.families[:nodes]
+        slots = self.slots[: kept[-1] + 1] if kept else []
+        parents, levels = self.parents[:nodes], self.levels[:nodes]
+        fed = min(self.fed, count)
+        return Tree(self.tokens[:nodes], slots, fed, self.dists, self.row, parents, kept, levels)
+
+    def path(self, last: int) -> list[int]:
+        """The tokens from the first one to node `last`; none for −1."""
+        tokens: list[int] = []
+        while last >= 0:
+            tokens.append(self.tokens[last])
+            last = self.parents[last]
+        return tokens[::-1]
+
+    def reach(self, last: int) -> int:
+        """How many tokens the longest path through node `last` has."""
+        below = {last}
+        reach = 0 if last < 0 else self.levels[last] + 1
+        for node, parent in enumerate(self.parents):
+            if parent in below:
+                below.add(node)
+                reach = max(reach, self.levels[node] + 1)
+        return reach
+
+    def fed_along(self, tokens: Sequence[int]) -> int:
+        """How many of these committed tokens were drafted on the spine and fed."""
+        node = -1
+        for place, token in enumerate(tokens[: self.fed]):
+            node = next((each for each, parent in enumerate(self.parents) if parent == node), -1)
+            if node < 0 or self.tokens[node] != token:
+                return place
+        return min(self.fed, len(tokens))
+
+
+def tree_of(tokens: list[int], parents: list[int], slots: list[int], fed: list[bool]) -> Tree:
+    """The tree of these nodes, all as they were pushed. Raises ProtocolError for what is no tree, level by level."""
+    levels: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ProtocolError(f"node {node} of a tree stands behind node {parent}")
+        levels.append(levels[parent] + 1 if parent >= 0 else 0)
+    held = list(dict.fromkeys(slots))
+    places = {slot: number for number, slot in enumerate(held)}
+    families = [places[slot] for slot in slots]
+    of_family = dict(zip(families, parents, strict=True))
+    ordered = levels == sorted(levels) and families == sorted(families)
+    whole = len(set(parents)) == len(held) and all(of_family[f] == p for f, p in zip(families, parents, strict=True))
+    if not ordered or not whole or len(set(zip(parents, tokens, strict=True))) < len(tokens):
+        raise ProtocolError("a tree whose families are not those of its nodes' parents, level by level")
+    return Tree(tokens, held, _spine(parents, fed), None, 0, parents, families, levels)
+
+
+def _spine(parents: Sequence[int], fed: Sequence[bool]) -> int:
+    """How many nodes, from the first one on, were fed one behind the other."""
+    spine, before = 0, -1
+    for node in np.flatnonzero(fed).tolist():
+        if parents[node] != before:
+            break
+        spine, before = spine + 1, node
+    return spine
+
+
+def split(column: Array, lengths: Sequence[int]) -> list[list[int]]:
+    """A column's rows of these lengths, which add up to it."""
+    values, rows, at = column.tolist(), [], 0
+    for length in lengths:
+        rows.append(values[at : at + length])
+        at += length
+    return rows

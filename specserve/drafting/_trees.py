@@ -1,0 +1,266 @@
+"""Trees that grow level by level: which places get how many children, and which tokens these are.
+
+A place is the root (−1), which is the last token that was fed, or a node. Siblings under sampling are drawn without
+replacement (Chen et al., "Sequoia", 2024). Dynamic shapes follow the draft's confidence, as EAGLE-2's do (Li et al.,
+2024), but look at dists only, and never take a drawn node back: a choice by a drawn token's own value would give the
+answers another law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from specserve.drafting import DraftedTree, Job
+from specserve.drafting._chains import Chain, allowed, likeliest
+from specserve.drafting.workspace import Workspace
+from specserve.models import TokenTree
+from specserve.models._stretches import Stretch
+from specserve.sampling.dists import greedy_choice, process
+from specserve.sampling.noise import Purpose, node_places, token_keys, uniform
+from specserve.sampling.profiles import Settings
+from specserve.transport.messages import Array
+from specserve.tree_shape import TreeShape
+
+_NO_SLOTS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The tree of one job. worth [nodes]: how probable it seems that the target's answer goes through each node.
+
+    places get children next, beginning with family `families`; level is theirs.
+    """
+
+    job: Job
+    grown: DraftedTree = field(default_factory=DraftedTree)
+    worth: list[float] = field(default_factory=list)
+    places: list[int] = field(default_factory=lambda: [-1])
+    families: int = 0
+    level: int = 0
+
+    def path(self, place: int) -> list[int]:
+        """The tokens to a place."""
+        tokens: list[int] = []
+        while place >= 0:
+            tokens.append(self.grown.tokens[place])
+            place = self.grown.parents[place]
+        return tokens[::-1]
+
+    def worth_of(self, place: int) -> float:
+        """Of a place; the root is certain."""
+        return self.worth[place] if place >= 0 else 1.0
+
+    def add(self, each: _Place, tokens: Sequence[int]) -> None:
+        """A place's children, up to the first that is none (−1)."""
+        for token, worth in zip(tokens, each.worths, strict=False):
+            if token < 0:
+                return
+            self.grown.tokens.append(token)
+            self.grown.parents.append(each.place)
+            self.grown.families.append(each.family)
+            self.worth.append(worth)
+
+    def next_level(self, new: Sequence[int], most: int | None) -> None:
+        """Of the nodes that are new, all, or the `most` that are worth most, get children next."""
+        self.families += len(self.places)
+        self.level += 1
+        going_on = self.level < self.job.levels
+        best = sorted(new, key=lambda node: -self.worth[node])[:most]
+        self.places = sorted(best) if going_on else []
+
+    def feed(self) -> Stretch:
+        """The row that reads the places, and shows what follows each."""
+        fed = self.grown.fed
+        start = self.job.first + len(fed)
+        fed += self.places
+        stored = {node: at for at, node in enumerate(fed)}
+        parents = [stored.get(self.grown.parents[node], -1) for node in fed]
+        tree = TokenTree(self.job.first, np.array(parents, dtype=np.int64))
+        tokens = [self.grown.tokens[node] for node in self.places]
+        return Stretch(start, tokens, self.job.table, len(tokens), tree=tree)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One row of logits: a place, its family, what its children are worth, and the first one's rank in its level."""
+
+    tree: _Tree
+    place: int
+    family: int
+    worths: Sequence[float] = ()
+    rank: int = 0
+
+
+class Growth:
+    """The trees of one plan's jobs, of which those without levels are fed only."""
+
+    def __init__(self, jobs: Sequence[Job], shape: TreeShape, vocab_size: int, workspace: Workspace) -> None:
+        self._all = [_Tree(job, places=[-1] if job.levels else []) for job in jobs]
+        self._shape = shape
+        self._vocab_size = vocab_size
+        self._workspace = workspace
+
+    @property
+    def trees(self) -> list[DraftedTree]:
+        """What has grown, in the jobs' order."""
+        return [tree.grown for tree in self._all]
+
+    def _growing(self) -> list[_Tree]:
+        return [tree for tree in self._all if tree.places]
+
+    def stretches(self) -> list[Stretch]:
+        """The rows of the next forward; none when all have grown."""
+        return [tree.feed() for tree in self._growing()]
+
+    def take(self, logits: torch.Tensor) -> None:
+        """Add a level, from logits [m, V] behind the places of all growing trees, which may be changed."""
+        growing = self._growing()
+        places = [_Place(tree, place, tree.families + at) for tree in growing for at, place in enumerate(tree.places)]
+        if not places:
+            return
+        paths = [
+            Chain(each.tree.job.profile, each.tree.job.first, _NO_SLOTS, False, each.tree.path(each.place))
+            for each in places
+        ]
+        logits = allowed(logits, paths, self._vocab_size)
+        finite = logits[:, : self._vocab_size].amax(-1).isfinite().tolist()
+        dist = self._keep(places, logits)
+        places = self._allot(places, self._worths(growing, places, logits, dist), finite)
+        before = [len(tree.grown.tokens) for tree in growing]
+        self._add(places, logits)
+        most = None if self._shape.branching is not None else self._shape.width
+        for tree, first in zip(growing, before, strict=True):
+            tree.next_level(range(first, len(tree.grown.tokens)), most)
+
+    def _keep(self, places: Sequence[_Place], logits: torch.Tensor) -> torch.Tensor | None:
+        """Keep and return what tokens are drawn from, [m, V]; None where none are."""
+        settings = _settings(places)
+        if bool((settings.temperature == 0).all()):
+            return None
+        dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
+        self._workspace.put(_slots(places), dist)
+        return dist
+
+    def _worths(
+        self, growing: Sequence[_Tree], places: Sequence[_Place], logits: torch.Tensor, dist: torch.Tensor | None
+    ) -> list[Sequence[float]]:
+        """What the first, second, … child of each place is worth; as many as it is to have."""
+        if self._shape.branching is not None:
+            return [[1.0] * self._shape.branching[each.tree.level] for each in places]
+        chances = self._chances(places, logits, dist)
+        worths = [
+            [each.tree.worth_of(each.place) * chance for chance in row]
+            for each, row in zip(places, chances.tolist(), strict=True)
+        ]
+        counts: list[int] = []
+        for tree in growing:
+            mine = [worth for each, worth in zip(places, worths, strict=True) if each.tree is tree]
+            left = self._shape.most_nodes - len(tree.grown.tokens)
+            counts += shares(mine, left, tree.level + 1, tree.job.levels - tree.level - 1)
+        return [row[:count] for row, count in zip(worths, counts, strict=True)]
+
+    def _chances(self, places: Sequence[_Place], logits: torch.Tensor, dist: torch.Tensor | None) -> torch.Tensor:
+        """float32 [m, width]: how often the first, second, … child of each place seems to be what comes next.
+
+        The likeliest tokens have their probabilities. A drawn one is kept as often as both models' dists overlap,
+        whatever its own probability is: that is taken to be the root of the largest one, and each next sibling to have
+        that share of what the ones before it left.
+        """
+        width = min(self._shape.width, self._vocab_size)
+        plain = torch.softmax(logits[:, : self._vocab_size], -1).nan_to_num_().topk(width, -1).values
+        if dist is None:
+            return plain
+        overlap = dist.amax(-1, keepdim=True).sqrt()
+        drawn = overlap * (1 - overlap) ** torch.arange(width, device=dist.device)
+        greedy = _settings(places).temperature == 0
+        return torch.where(greedy.to(dist.device)[:, None], plain, drawn).nan_to_num_()
+
+    def _allot(
+        self, places: Sequence[_Place], worths: Sequence[Sequence[float]], finite: Sequence[bool]
+    ) -> list[_Place]:
+        """The places with their children's worths, none where nothing can follow, and ranks in their level."""
+        allotted: list[_Place] = []
+        ranks: dict[int, int] = {}
+        for each, row, sound in zip(places, worths, finite, strict=True):
+            rank = ranks.get(id(each.tree), 0)
+            mine = row if sound else ()
+            allotted.append(_Place(each.tree, each.place, each.family, mine, rank))
+            ranks[id(each.tree)] = rank + len(mine)
+        return allotted
+
+    def _add(self, places: Sequence[_Place], logits: torch.Tensor) -> None:
+        width = max(len(each.worths) for each in places)
+        if width:
+            for each, tokens in zip(places, self._pick(places, width, logits).tolist(), strict=True):
+                each.tree.add(each, tokens)
+
+    def _pick(self, places: Sequence[_Place], width: int, logits: torch.Tensor) -> torch.Tensor:
+        """int64 [m, width]: children of each place, in order; −1 where there are no more."""
+        settings = _settings(places)
+        greedy = settings.temperature == 0
+        raced = torch.tensor([each.tree.job.shared_noise for each in places])
+        tokens = torch.full((len(places), width), -1, device=logits.device)
+        for rows in _index(greedy):
+            tokens[rows] = _best(logits[rows], width, self._vocab_size)
+        if bool(greedy.all()):
+            return tokens
+        slots = _slots(places)
+        levels = torch.tensor([each.tree.level for each in places])
+        positions = torch.tensor([each.tree.job.first for each in places]) + levels
+        for rows in _index(~greedy & raced):
+            keys = token_keys(settings.seeds[rows], positions[rows], settings.branches[rows])
+            tokens[rows] = self._workspace.finishers(slots[rows.numpy()], width, keys).to(tokens.device)
+        ranks = torch.tensor([each.rank for each in places])[:, None] + torch.arange(width)
+        for rows in _index(~greedy & ~raced):
+            seeds, branches = settings.seeds[rows, None], settings.branches[rows, None]
+            noise = uniform(
+                seeds, Purpose.PROPOSE, positions[rows, None], branches, node_places(levels[rows, None], ranks[rows])
+            )
+            tokens[rows] = self._workspace.draw_siblings(slots[rows.numpy()], noise).to(tokens.device)
+        return tokens
+
+
+def shares(worths: Sequence[Sequence[float]], left: int, seen: int, unseen: int) -> list[int]:
+    """How many children each place gets, where `left` nodes are left for this level and `unseen` more below it.
+
+    worths [places, width] are those of a place's likeliest children, of level `seen` from 1 on, best first. The most
+    valuable nodes are taken; in levels that nobody has seen yet a path is held to lose what the best one has lost in
+    each level so far. So a sure draft keeps its nodes for depth, an unsure one spends them on width.
+    """
+    counts = [0] * len(worths)
+    here = sorted(((worth, place) for place, row in enumerate(worths) for worth in row if worth > 0), reverse=True)
+    if not here:
+        return counts
+    loss = here[0][0] ** (1 / seen)
+    below = [worth * loss**step for worth, _ in here for step in range(1, unseen + 1)]
+    for number, (worth, place) in enumerate(here):
+        if number + sum(1 for other in below if other > worth) >= left:
+            break
+        counts[place] += 1
+    return counts
+
+
+def _best(logits: torch.Tensor, width: int, vocab_size: int) -> torch.Tensor:
+    """int64 [m, width]: the ids of the largest logits, the first one as a chain would pick it."""
+    first = greedy_choice(logits, vocab_size)[:, None]
+    if width == 1:
+        return first
+    rest = logits[:, :vocab_size].scatter(1, first, -torch.inf)
+    return torch.cat([first, likeliest(rest, width - 1)], 1)
+
+
+def _index(mask: torch.Tensor) -> list[torch.Tensor]:
+    rows = mask.nonzero().squeeze(1)
+    return [rows] if len(rows) else []
+
+
+def _settings(places: Sequence[_Place]) -> Settings:
+    return Settings.of([each.tree.job.profile for each in places])
+
+
+def _slots(places: Sequence[_Place]) -> Array:
+    return np.array([each.tree.job.slots[each.family] for each in places], dtype=np.int64)

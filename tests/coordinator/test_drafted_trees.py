@@ -1,0 +1,160 @@
+"""Drafted trees as the coordinator keeps them, and pushes that no draft worker may send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from harness import Pipeline
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_history_machine import TARGET as TABLE
+from test_history_machine import TREES, VOCAB, backend, draft_worker
+
+from specserve.config import EngineConfig
+from specserve.coordinator.trees import Tree, tree_of
+from specserve.errors import ProtocolError
+from specserve.transport.messages import Push, Verdict
+from specserve.tree_shape import TreeShape
+from specserve.verification.verifier import Verifier
+
+PARENTS = [-1, -1, 0, 0, 1, 2, 4]
+TOKENS = [7, 8, 1, 2, 1, 5, 5]
+SLOTS = [30, 30, 11, 11, 12, 9, 4]
+FED = [True, True, True, False, True, False, False]
+
+
+def tree() -> Tree:
+    return tree_of(TOKENS, PARENTS, SLOTS, FED)
+
+
+def test_a_tree_knows_its_paths_levels_and_families() -> None:
+    """Paths are of tokens; siblings share a family and its dist; the spine is what a chain would have fed."""
+    found = tree()
+    assert [found.path(node) for node in (-1, 3, 5, 6)] == [[], [7, 2], [7, 1, 5], [8, 1, 5]]
+    assert found.levels == [0, 0, 1, 1, 1, 2, 2]
+    assert (found.depth, found.slots) == (3, [30, 11, 12, 9, 4])
+    assert list(found.dist_places) == [0, 0, 1, 1, 2, 3, 4]
+    assert [found.reach(node) for node in (-1, 0, 1, 3, 4, 6)] == [3, 3, 3, 2, 3, 3]
+    assert found.fed == 1
+    assert [found.fed_along(told) for told in ([7, 1], [8, 1], [], [7])] == [1, 0, 0, 1]
+
+
+def test_the_first_levels_of_a_tree_are_a_tree() -> None:
+    """Nodes, families and slots of deeper levels are gone, the others as they were."""
+    cut = tree().first(2)
+    assert isinstance(cut, Tree)
+    assert (cut.tokens, cut.parents, cut.slots) == (TOKENS[:5], PARENTS[:5], [30, 11, 12])
+    assert (cut.depth, list(cut.dist_places)) == (2, [0, 0, 1, 1, 2])
+    assert len(tree().first(0)) == 0 == tree().first(0).depth
+    assert tree().first(9).tokens == TOKENS
+
+
+@pytest.mark.parametrize(
+    ("wrong", "columns"),
+    {
+        "a node behind itself": {"parents": [-1, 1, 0, 0, 1, 2, 4]},
+        "below −1": {"parents": [-2, -1, 0, 0, 1, 2, 4]},
+        "not by level": {"parents": [-1, 0, -1, 0, 1, 2, 4]},
+        "one slot for two families": {"slots": [30, 30, 11, 11, 11, 9, 4]},
+        "two slots for one family": {"slots": [30, 31, 11, 11, 12, 9, 4]},
+        "siblings that are one token": {"tokens": [7, 7, 1, 2, 1, 5, 5]},
+    }.items(),
+)
+def test_what_is_no_tree_is_refused(wrong, columns) -> None:
+    """Each fault by itself; the tree without it is one."""
+    given_ = {"tokens": TOKENS, "parents": PARENTS, "slots": SLOTS} | columns
+    with pytest.raises(ProtocolError):
+        tree_of(given_["tokens"], given_["parents"], given_["slots"], FED)
+
+
+def pipeline(depth=3, **fields) -> Pipeline:
+    engine = EngineConfig(depth=depth, **{k: v for k, v in TREES[depth].items() if k.startswith("tree")})
+    return Pipeline(
+        make_verifier=lambda: Verifier(backend(TABLE), vocab_size=VOCAB, engine=engine),
+        make_draft=lambda: draft_worker(engine.tree_shape),
+        end=1000,
+        depth=depth,
+        **TREES[depth],
+        **fields,
+    )
+
+
+def push_of_a_tree(asked: Pipeline) -> Push:
+    """The worker's answer to the first plan that drafts."""
+    asked.submit("a", [1, 2, 3], 12)
+    for _ in range(20):
+        asked.engine.advance()
+        if asked.draft.held:
+            for reply in asked.draft.worker.handle(asked.draft.held.popleft()):
+                if len(reply.tokens):
+                    return reply
+                asked.engine._drafts.receive(reply, 0.0)
+        elif asked.verifier.held:
+            asked.verifier.deliver(asked.engine)
+    raise AssertionError("no tree is drafted")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda push: replace(push, parents=push.parents[::-1].copy()),
+        lambda push: replace(push, slots=push.slots + 1),
+        lambda push: replace(push, tokens=push.tokens * 0),
+        lambda push: replace(push, tokens=push.tokens + VOCAB),
+        lambda push: replace(push, sampled=~push.sampled),
+        lambda push: replace(push, fed=push.fed[:-1]),
+        lambda push: replace(push, chain_lengths=push.chain_lengths + 1),
+        lambda push: replace(push, chain_lengths=-push.chain_lengths),
+    ],
+)
+def test_a_push_that_breaks_the_protocol_costs_the_draft_worker_its_life(damage) -> None:
+    """No state is changed by it; the request goes on without drafts, and nothing stays held."""
+    asked = pipeline()
+    push = push_of_a_tree(asked)
+    with pytest.raises(ProtocolError):
+        asked.engine._drafts.receive(damage(push), 0.0)
+    asked.lose("draft")
+    asked.settle()
+    assert len(asked.tokens("a")) == 12
+    assert asked.idle()
+
+
+def test_a_verdict_names_the_last_kept_node_and_as_many_tokens_as_lead_to_it() -> None:
+    """Others are refused, as are verdicts on trees that name none."""
+    asked = pipeline()
+    asked.submit("a", [1, 2, 3], 12)
+    for _ in range(40):
+        asked.engine.advance()
+        if asked.verifier.held and len(getattr(asked.verifier.held[0], "parents", ())):
+            break
+        channel = asked.draft if asked.draft.held else asked.verifier
+        channel.deliver(asked.engine)
+    (verdict,) = asked.verifier.worker.handle(asked.verifier.held.popleft())
+    assert isinstance(verdict, Verdict)
+    current = asked.engine._round
+    current.check(verdict, VOCAB)
+    for wrong in (
+        replace(verdict, last=verdict.last + 100),
+        replace(verdict, last=np.full_like(verdict.last, -2)),
+        replace(verdict, kept=verdict.kept + 1),
+        replace(verdict, last=verdict.last[:0]),
+    ):
+        with pytest.raises(ProtocolError):
+            current.check(wrong, VOCAB)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 60))
+@settings(deadline=None, derandomize=True)
+def test_a_static_shape_counts_what_grows(branching, room) -> None:
+    """Nodes and places with children, level by level; `within` is the deepest that fits."""
+    shape = TreeShape(tuple(branching), max(branching), 0)
+    places, nodes = 1, 0
+    for level, children in enumerate(branching, 1):
+        assert shape.parents(level) == 1 + nodes
+        places *= children
+        nodes += places
+        assert shape.nodes(level) == nodes
+    fits = [level for level in range(len(branching) + 1) if shape.nodes(level) <= room]
+    assert shape.within(len(branching), room) == max(fits)

@@ -1,0 +1,78 @@
+"""Answers drafted as trees have exactly the target's distribution, end to end, and mistakes would show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_distribution import engine, joint_law, p_value, pair, sample
+
+from specserve.drafting import _trees
+from specserve.drafting.workspace import Workspace
+from specserve.models import paged_transformers
+
+assert pair  # the fixture: a tiny Llama and a draft that is another one
+
+SHAPES = {
+    "static": {"tree": [2, 2], "depth": 3},
+    "dynamic": {"tree": "dynamic", "tree_nodes": 6, "tree_width": 2, "depth": 3},
+}
+RULES = ["rejection", "exact", "coupled"]
+
+
+def found(folders, rule, shape, count, temperature=1.0):
+    with engine(folders, rule, **SHAPES[shape]) as running:
+        counts = sample(running, count, depth=None, temperature=temperature)
+        assert running.levels().slots_held == 0
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "temperature", "count"),
+    [
+        ("rejection", "static", 1.0, 4_000),
+        ("rejection", "dynamic", 0.7, 4_000),
+        ("coupled", "static", 0.7, 2_000),
+        ("exact", "dynamic", 1.0, 2_000),
+        *(
+            pytest.param(rule, shape, temperature, 30_000, marks=pytest.mark.full)
+            for rule in RULES
+            for shape in SHAPES
+            for temperature in (0.7, 1.0)
+        ),
+    ],
+)
+def test_continuations_have_the_targets_law(pair, rule, shape, temperature, count):
+    """243 cells, 64 requests at once, real attention over trees; the draft's law does not fit the same numbers."""
+    folders, models = pair
+    counts = found(folders, rule, shape, count, temperature)
+    assert p_value(counts, joint_law(models[0], temperature), count) > 1e-3
+    assert p_value(counts, joint_law(models[1], temperature), count) < 1e-9
+
+
+def likeliest_siblings(self, slots, noise):
+    """Not drawn: simply the likeliest tokens, as a tree without noise would have them."""
+    return self._dists._probs[torch.from_numpy(slots.astype("int64"))].topk(noise.shape[1], -1).indices
+
+
+def siblings_of_one_noise(real):
+    def uniform(seeds, purpose, positions, branches, places):
+        return real(seeds, purpose, positions, branches, places * 0).expand(-1, places.shape[1])
+
+    return uniform
+
+
+def test_wrong_siblings_and_a_wrong_path_are_noticed(pair, monkeypatch):
+    """The likeliest tokens offered as if drawn, siblings of one noise, kept paths that stay where they were."""
+    folders, models = pair
+    law = joint_law(models[0])
+    broken = [
+        (_trees, "uniform", siblings_of_one_noise(_trees.uniform)),
+        (paged_transformers.PagedTransformers, "move", lambda self, moves: None),
+    ]
+    for where, name, variant in broken:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, variant)
+            assert p_value(found(folders, "rejection", "static", 4_000), law, 4_000) < 1e-4, name
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "draw_siblings", likeliest_siblings)
+        assert p_value(found(folders, "rejection", "static", 4_000), law, 4_000) < 1e-4
