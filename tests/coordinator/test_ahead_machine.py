@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness import HeldChannel, Pipeline
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
+from machines import histories, hold
 from test_engine_machine import EngineMachine
 
 from specserve.transport import Arrived
@@ -76,11 +76,7 @@ class AheadMachine(EngineMachine):
         super().teardown()
 
 
-TestAhead = AheadMachine.TestCase
-TestAhead.settings = settings(
-    max_examples=150,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    derandomize=True,
-)
+@histories(50, 300)
+def test_pushes_in_any_order_change_no_text(examples):
+    """Late, twice, lost, and from plans that are over."""
+    hold(AheadMachine, examples, steps=60)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from delivery_model import LEASE_S, World, asking, drain, resumed, run, tampered, whole
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from machines import histories, hold
 from toy_workers import reference
 
 from specserve.cluster.streams import Streams
@@ -119,24 +119,10 @@ def refused(failure: Failure) -> bool:
     return failure.code == "queue_full" or "interrupted" in failure.message
 
 
-def search(machine: type[DeliveryMachine], examples: int = 100) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=30,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-            derandomize=True,
-            database=None,
-            phases=[Phase.generate],
-        ),
-    )
-
-
-def test_nothing_is_lost_repeated_or_changed():
+@histories(40, 300)
+def test_nothing_is_lost_repeated_or_changed(examples):
     """Whatever the wire and the coordinators do, each client gets the target's answer once, and nothing stays held."""
-    search(DeliveryMachine)
+    hold(DeliveryMachine, examples, steps=30)
 
 
 class KeepsCursor(Streams):

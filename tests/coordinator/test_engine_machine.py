@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness import Pipeline
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from machines import histories, hold
 from toy_workers import ToyVerifier, reference
 
 from specserve.errors import Overloaded
@@ -148,11 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.pipeline.idle()
 
 
-TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(
-    max_examples=150,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    derandomize=True,
-)
+@histories(50, 300)
+def test_any_order_of_events_gives_the_targets_text(examples):
+    """Admissions, cancels, losses, preemption; under a fixed and an adaptive depth."""
+    hold(EngineMachine, examples, steps=60)

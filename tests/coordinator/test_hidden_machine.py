@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 from harness import Pipeline
-from hypothesis import HealthCheck, settings
+from machines import histories, hold
 from test_engine_machine import EngineMachine
 from toy_workers import ToyDraft, ToyVerifier, split
 
@@ -88,11 +88,7 @@ class HiddenMachine(EngineMachine):
         return Pipeline(make_verifier=ShowingVerifier, make_draft=ReadingDraft, reads_hidden=True, **options)
 
 
-TestHidden = HiddenMachine.TestCase
-TestHidden.settings = settings(
-    max_examples=25,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    derandomize=True,
-)
+@histories(25, 100)
+def test_every_token_comes_beside_the_right_state(examples):
+    """Whatever happened before."""
+    hold(HiddenMachine, examples, steps=40)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 from harness import Pipeline
-from hypothesis import HealthCheck, settings
+from machines import histories, hold
 from table_backend import TableBackend
 from test_ahead_machine import AheadMachine
 from test_engine_machine import EngineMachine
@@ -90,14 +90,10 @@ class HistoryMachine(EngineMachine):
         return one_by_one(prompt, count, self.options(number))
 
 
-TestHistory = HistoryMachine.TestCase
-TestHistory.settings = settings(
-    max_examples=25,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    derandomize=True,
-)
+@histories(12, 50)
+def test_options_look_back_at_what_is_committed(examples):
+    """Whatever happened to rounds and workers before."""
+    hold(HistoryMachine, examples, steps=40)
 
 
 class AheadHistoryMachine(AheadMachine):
@@ -111,8 +107,10 @@ class AheadHistoryMachine(AheadMachine):
     answer = HistoryMachine.answer
 
 
-TestAheadHistory = AheadHistoryMachine.TestCase
-TestAheadHistory.settings = TestHistory.settings
+@histories(12, 50)
+def test_options_look_back_along_branches(examples):
+    """Drafts ahead see the history of their own branch."""
+    hold(AheadHistoryMachine, examples, steps=40)
 
 
 def run(number, **fields):

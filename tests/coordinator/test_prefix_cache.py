@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from machines import histories, hold, search
 
 from specserve.coordinator.block_keys import BlockKeys
 from specserve.coordinator.blocks import empty_table
@@ -245,27 +245,10 @@ class CacheMachine(RuleBasedStateMachine):
         assert all(text[:-SIZE] in named for text in named if len(text) > SIZE)
 
 
-def run(machine, examples):
-    phases = (Phase.generate,)
-    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            phases=phases,
-            suppress_health_check=checks,
-            database=None,
-            report_multiple_bugs=False,
-        ),
-    )
-
-
-def test_any_order_of_calls_keeps_the_books():
+@histories(80, 500)
+def test_any_order_of_calls_keeps_the_books(examples):
     """Requests that come, grow, share, go and are lost: what is found is what was asked for, and all adds up."""
-    run(CacheMachine, 150)
+    hold(CacheMachine, examples, steps=40)
 
 
 class NewestFirst(PrefixCache):
@@ -333,15 +316,47 @@ class KeepsNames(PrefixCache):
         self._cached.clear()
 
 
-@pytest.mark.parametrize("broken", [NewestFirst, KeepsCopies, NamesTheNewest, Flat, Holds, KeepsNames])
+def machine_of(broken):
+    """The machine, on another pool."""
+    return type(broken.__name__, (CacheMachine,), {"pool_type": broken})
+
+
+RARE = [pytest.param(broken, marks=pytest.mark.full) for broken in (KeepsCopies, NamesTheNewest)]
+
+
+@pytest.mark.parametrize("broken", [NewestFirst, Flat, Holds, KeepsNames, *RARE])
 def test_broken_caches_are_caught(broken):
     """The machine sees each way of getting it wrong."""
-
-    class Machine(CacheMachine):
-        pool_type = broken
-
     with pytest.raises((AssertionError, PoolError, KeyError, IndexError)):
-        run(Machine, 2000)
+        search(machine_of(broken), 2000, steps=40)
+
+
+def a_copy_beside_a_named_block(machine):
+    """Two texts that begin alike are computed at once; the one whose blocks got the names ends, and is evicted."""
+    machine.begin([0, 1, 0])
+    machine.begin([0, 1, 0, 1, 0])
+    machine.remember()
+    machine.end(0)
+    machine.lease(7)
+    machine.no_child_without_its_parent()
+
+
+def the_newest_token_again(machine):
+    """Another text goes on from a full block that ends with a newest token, which is fed again."""
+    machine.begin([0, 1, 0, 1])
+    machine.remember()
+    machine.begin([0, 1, 0, 1, 1])
+    machine.grow(0, [1], 0)
+
+
+@pytest.mark.parametrize(
+    ("history", "broken"), [(a_copy_beside_a_named_block, KeepsCopies), (the_newest_token_again, NamesTheNewest)]
+)
+def test_what_only_rare_histories_show_is_caught_in_short_ones(history, broken):
+    """And the pool itself passes them."""
+    history(machine_of(PrefixCache)())
+    with pytest.raises(AssertionError):
+        history(machine_of(broken)())
 
 
 def test_keys_are_made_once_and_follow_the_tokens():
