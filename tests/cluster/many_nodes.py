@@ -118,14 +118,14 @@ def add_node(cluster: Any) -> None:
     before = living_nodes()
     with contextlib.suppress(Exception):
         cluster.add_node(num_cpus=PIPELINE_CPUS, object_store_memory=80 * 1024 * 1024)
-    until(lambda: living_nodes() > before, "one more node")
+    until(lambda: living_nodes() - before, "one more node")
 
 
-def living_nodes() -> int:
-    """Nodes that Ray knows to be alive."""
+def living_nodes() -> set[str]:
+    """Nodes that Ray holds to be alive."""
     import ray
 
-    return sum(node["Alive"] for node in ray.nodes())
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def until(condition: Callable[[], object], what: str) -> float:
@@ -238,7 +238,7 @@ def scale_up(cluster: Any, config: Config, url: str, expected: list[str]) -> dic
     return seen(streams, expected) | {
         "without_room": without_room,
         "kept": kept,
-        "nodes": living_nodes(),
+        "nodes": len(living_nodes()),
     }
 
 
