@@ -79,6 +79,7 @@ def test_the_loss_of_a_node_fails_no_stream():
     lost = facts("lose_node")["lose_node"]
     assert (lost["wrong"], lost["failures"]) == (0, [])
     assert lost["finished"] >= 80
+    assert lost["resumed"] > 0
     assert lost["serving"] == 2
 
 
