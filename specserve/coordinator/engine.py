@@ -28,6 +28,7 @@ from specserve.coordinator.commits import Committer, Verdicts
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.fairness import enqueue, has_room
+from specserve.coordinator.guarded import Guarded
 from specserve.coordinator.hidden_drafts import HiddenDrafts
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
@@ -112,8 +113,10 @@ class Engine:
         self._slots = SlotPool(config.engine.slot_count)
         self._blocks = pool_of(config.engine, target)
         self._policy = self._depth_policy(DraftTiming.FREE, None)
-        self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(guesser)
-        self._own_drafts = OwnDrafts(guessers or {}, config.draft.speculator, self._slots)
+        vocab = target.vocab_size
+        self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(Guarded(guesser, vocab))
+        own = {name: Guarded(each, vocab) for name, each in (guessers or {}).items()}
+        self._own_drafts = OwnDrafts(own, config.draft.speculator, self._slots)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._has_draft_worker = drafter is not None

@@ -96,10 +96,18 @@ class Loop:
                 self._engine.advance()
                 self._engine.flush()
             except Exception as error:  # a bug, but nobody may wait for ever because of it
-                log.exception("the coordinator failed; every request ends and new ones are refused")
-                self._engine.abandon(f"the coordinator failed: {type(error).__name__}")
-                self._engine.flush()
+                self._fail(f"the coordinator failed: {type(error).__name__}")
             self._progress += 1
+
+    def _fail(self, reason: str) -> None:
+        """Serve nobody from now on. Ingresses find this coordinator silent, and take their requests to the next one."""
+        log.exception("%s; its books cannot be trusted any more", reason)
+        self._ingresses.close()
+        try:
+            self._engine.abandon(reason)
+            self._engine.flush()
+        except Exception:  # what failed before may fail again; calls are to be answered all the same
+            log.exception("the coordinator cannot even tell its requests that it failed")
 
     def _patience_s(self) -> float | None:
         deadlines = [each for each in (self._engine.deadline_s, self._ingresses.deadline_s) if each is not None]
@@ -138,15 +146,25 @@ class Loop:
         try:
             self._engine.submit(request, owner, before)
         except SpecserveError as error:
-            failure = Failure(error.status, error.code, error.message)
-            self._engine.refuse(owner, Delta(request.id, (), finish="error", failure=failure))
+            self._refuse(owner, request, Failure(error.status, error.code, error.message))
+        except Exception as error:
+            if request.id in self._engine.requests_of(owner):
+                raise
+            log.exception("a request cannot be admitted because of a mistake in the coordinator")
+            reason = f"the request cannot be admitted: {type(error).__name__}"
+            self._refuse(owner, request, Failure(SpecserveError.status, SpecserveError.code, reason))
+
+    def _refuse(self, owner: str, request: Request, failure: Failure) -> None:
+        self._engine.refuse(owner, Delta(request.id, (), finish="error", failure=failure))
 
     def welcome(self, name: str, life: int, cursor: int, open_line: Callable[[], Line]) -> list[str] | None:
         """Connect an ingress, on the loop's thread; see `Ingresses.connect`.
 
         Returns the requests that need not be sent again, for they run or what ended them is on its way; None where the
-        session is new.
+        session is new. Raises Unavailable when the engine has failed, and the next one is to be waited for.
         """
+        if self._engine.health().status == "dead":
+            raise Unavailable("the coordinator failed, and is being replaced")
         known = self._ingresses.knows(name, cursor)
         if not known:
             self._engine.cancel_owner(name)

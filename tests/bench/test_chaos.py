@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from command import command
 
 from specserve.bench import chaos
 from specserve.bench.chaos import Fault, Options, Outcome, blame, broken, held, rows, summary
 from specserve.bench.watched import Ask, Seen
-from specserve.cli import main
 from specserve.errors import ConfigError
 
 
@@ -118,23 +118,25 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(wrong, told):
 
 
 @pytest.mark.ray
-def test_a_short_run_on_a_real_ray_keeps_every_promise(tmp_path, capsys):
+def test_a_short_run_on_a_real_ray_keeps_every_promise(tmp_path):
     """Workers are killed under open streams: exit 0, each stream ended once and with its text, and nothing is held."""
     report = tmp_path / "chaos.json"
     arguments = ["--clients", "4", "--seconds", "6", "--seed", "1", "--max-tokens", "120"]
     only = ["--kinds", "kill", "--roles", "draft,target", "--json", str(report)]
-    assert main(["bench", "chaos", *arguments, *only]) == 0
+    done = command("bench", "chaos", *arguments, *only)
+    assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(report.read_text())
     whole = written["config"]["whole"]
     assert whole["faults"] >= 1
     assert whole["streams"] == whole["finished"] > 4
     assert whole["hung"] == whole["wrong"] == whole["left"] == 0
     assert all(row["recovered"] == row["times"] and row["failed"] == 0 for row in written["rows"])
-    assert "the whole run" in capsys.readouterr().out
+    assert "the whole run" in done.stdout
 
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_all_faults_on_all_processes(tmp_path):
+def test_all_faults_on_all_processes():
     """A minute of everything: streams of a hurt ingress may fail, and no promise is broken."""
-    assert main(["bench", "chaos", "--clients", "8", "--seconds", "60", "--seed", "2", "--max-tokens", "200"]) == 0
+    done = command("bench", "chaos", "--clients", "8", "--seconds", "60", "--seed", "2", "--max-tokens", "200")
+    assert done.returncode == 0, done.stdout + done.stderr

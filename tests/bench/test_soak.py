@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from command import command
 
 from specserve.bench import soak
 from specserve.bench.soak import Look, Options, Outcome, Use, broken, look, rows, summary
-from specserve.cli import main
 from specserve.errors import ConfigError
 
 MIB = 1 << 20
@@ -85,7 +85,8 @@ def test_a_short_run_on_a_real_ray(tmp_path):
     """Half a minute: streams with their texts, nothing held, a row for each process. Growth needs longer to tell."""
     report = tmp_path / "soak.json"
     arguments = ["--clients", "4", "--minutes", "0.3", "--warm-up", "5", "--max-tokens", "80", "--growth", "1"]
-    assert main(["bench", "soak", *arguments, "--json", str(report)]) == 0
+    done = command("bench", "soak", *arguments, "--json", str(report))
+    assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(report.read_text())
     assert written["config"]["whole"]["finished"] > 4
     assert len(written["rows"]) > 5

@@ -7,7 +7,6 @@ state shows in its text. Ray reads RAY_AUTH_MODE and RAY_AUTH_TOKEN when it is i
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -36,6 +35,7 @@ TOKENS = 24
 STREAMS = 16
 WAIT_S = 400.0
 PIPELINE_CPUS = 3
+_RESUMED = "specserve_requests_resumed_total"
 
 
 @dataclass
@@ -114,18 +114,23 @@ def nodes() -> Iterator[Any]:
 
 
 def add_node(cluster: Any) -> None:
-    """One more node with room for one pipeline. Ray gives it 30 s to register; on a busy machine it comes later."""
+    """One more node with room for one pipeline. On a busy machine Ray gives up on nodes that start slowly."""
     before = living_nodes()
-    with contextlib.suppress(Exception):
-        cluster.add_node(num_cpus=PIPELINE_CPUS, object_store_memory=80 * 1024 * 1024)
-    until(lambda: living_nodes() > before, "one more node")
+    while not living_nodes() - before:
+        known = set(cluster.worker_nodes)
+        try:
+            cluster.add_node(num_cpus=PIPELINE_CPUS, object_store_memory=80 * 1024 * 1024)
+        except Exception as error:  # Ray's are many
+            _say(f"the new node did not come: {type(error).__name__}")
+            for node in cluster.worker_nodes - known:
+                cluster.remove_node(node, allow_graceful=False)
 
 
-def living_nodes() -> int:
-    """Nodes that Ray knows to be alive."""
+def living_nodes() -> set[str]:
+    """Nodes that Ray holds to be alive."""
     import ray
 
-    return sum(node["Alive"] for node in ray.nodes())
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def until(condition: Callable[[], object], what: str) -> float:
@@ -238,7 +243,7 @@ def scale_up(cluster: Any, config: Config, url: str, expected: list[str]) -> dic
     return seen(streams, expected) | {
         "without_room": without_room,
         "kept": kept,
-        "nodes": living_nodes(),
+        "nodes": len(living_nodes()),
     }
 
 
@@ -251,11 +256,18 @@ def lose_node(cluster: Any, config: Config, url: str, expected: list[str]) -> di
         done = len(streams.texts)
         cluster.remove_node(victim, allow_graceful=False)
         until(lambda: len(streams.texts) >= done + 4 * STREAMS, "streams after the loss")
+        _say("a node for the lost one")
         add_node(cluster)
         until(lambda: len(serving(url)) == 2, "the pipeline in its new place")
         done = len(streams.texts)
         until(lambda: len(streams.texts) >= done + STREAMS, "streams of both")
-    return seen(streams, expected) | {"serving": len(serving(url))}
+    return seen(streams, expected) | {"serving": len(serving(url)), "resumed": resumed(url)}
+
+
+def resumed(url: str) -> float:
+    """Streams that went on in another coordinator, as the metrics count them."""
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(_RESUMED))
 
 
 _HTTP = ("Ingress", "ProxyActor", "ServeController")
