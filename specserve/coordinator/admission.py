@@ -75,6 +75,8 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
         "top_p": (0.0, 1.0),
         "top_k": (0, inf),
         "min_p": (0.0, 1.0),
+        # Logits are divided by it: near 0 they overflow, and 0 times a masked one is no number.
+        "repetition_penalty": (1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
         "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
     }
@@ -84,11 +86,6 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
             raise InvalidField(f"{name} must be a number in [{least:g}, {most:g}], found {value}", param=name)
     if sampling.top_p <= 0:
         raise InvalidField(f"top_p must be above 0, found {sampling.top_p}; 1 switches it off", param="top_p")
-    if not (0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY):
-        raise InvalidField(
-            f"repetition_penalty must be in (0, {MAX_REPETITION_PENALTY:g}], found {sampling.repetition_penalty}",
-            param="repetition_penalty",
-        )
     if not all(isfinite(value) for _, value in sampling.logit_bias):
         raise InvalidField("logit_bias values must be finite", param="logit_bias")
     if sampling.allowed_token_ids == () or () in sampling.bad_words:

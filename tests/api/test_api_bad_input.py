@@ -64,7 +64,7 @@ ANY_VALUES: dict[str, list[str]] = {
     "logit_bias": ['{"421": 1}', '{"-1": 1}', '{"a": 1}', '{"5.0": 1}', '{"": 1}', '{"5": "1"}', "[5]", '{"٥": 1}'],
     "frequency_penalty": ["2.1", "-2.1", "NaN", "true", '"1"'],
     "presence_penalty": ["2.1", "-2.1", "1e999", "[]"],
-    "repetition_penalty": ["0", "-1", "101", "true", "NaN"],
+    "repetition_penalty": ["0", "1e-320", "0.009", "-1", "101", "true", "NaN"],
     "min_p": ["-0.1", "1.1", "true", "NaN"],
     "min_tokens": ["-1", "1.5", "true", "257"],
     "bad_words": ['""', '[""]', '[" "]', "[1]", '["' + "x" * 257 + '"]', str(["a"] * 65).replace("'", '"')],

@@ -269,6 +269,7 @@ BAD_SAMPLING = [
     Sampling(temperature=float("nan")),
     Sampling(min_p=1.5),
     Sampling(repetition_penalty=0),
+    Sampling(repetition_penalty=1e-320),
     Sampling(repetition_penalty=float("inf")),
     Sampling(presence_penalty=2.1),
     Sampling(frequency_penalty=float("nan")),

@@ -1,0 +1,127 @@
+"""What Serve knows of the requests of pipelines: its own count of calls, and what it waits for when one leaves."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from many_nodes import STREAMS, WAIT_S, deploy, settings, slow_profile, streamed, until
+from scraped import Scrape
+
+from specserve.config import Config
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
+
+PAIRS, SINGLES = 10, 40
+SEQUENCES = 2 * PAIRS + SINGLES
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory) -> str:
+    """Of slow devices."""
+    return slow_profile(str(tmp_path_factory.mktemp("profile")))
+
+
+def configured(profile: str, pipelines: int) -> Config:
+    """So many pipelines behind one HTTP process, with room for all that is asked here."""
+    from specserve.cluster import launch
+
+    asked = settings(profile)
+    cluster = asked.cluster.model_copy(update={"ingress_replicas": 1, "pipelines": pipelines})
+    engine = asked.engine.model_copy(update={"max_requests": 64})
+    return launch.with_port(asked.model_copy(update={"cluster": cluster, "engine": engine}))
+
+
+@contextmanager
+def deployed(config: Config) -> Iterator[str]:
+    """The server, with all its pipelines taking requests."""
+    from specserve.cluster import launch
+
+    with launch.deployed(config, threading.Event()) as up:
+        assert up
+        address = f"http://127.0.0.1:{config.server.port}"
+        until(lambda: len(statuses(address)) == config.cluster.pipelines, "all pipelines serve")
+        yield address
+
+
+def statuses(url: str) -> list[str]:
+    """Of the pipelines that the ingress knows and that are well."""
+    listed = httpx.get(f"{url}/status.json", timeout=WAIT_S).json().get("pipelines", [])
+    return [one["name"] for one in listed if one["status"] == "ok"]
+
+
+def ongoing() -> dict[str, int]:
+    """Serve's count of ongoing requests, by replica of the pipelines' deployment."""
+    import ray
+
+    named = ray.util.list_named_actors(all_namespaces=True)
+    replicas = [one["name"] for one in named if one["name"].startswith("SERVE_REPLICA::specserve#Pipeline#")]
+    counts = {}
+    for name in replicas:
+        replica: Any = ray.get_actor(name, namespace="serve")
+        counts[name.rpartition("#")[2]] = ray.get(replica.get_num_ongoing_requests.remote())
+    return counts
+
+
+def opened(stack: ExitStack, url: str, **fields: object) -> None:
+    """A stream that has begun, and is open until the stack is closed or it has ended."""
+    body = {"prompt": "Say much", "max_tokens": 1500, "temperature": 0, "stream": True, "ignore_eos": True} | fields
+    reply = stack.enter_context(httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=WAIT_S))
+    assert reply.status_code == 200
+
+
+def counts(number: int) -> None:
+    """Wait until Serve counts so many."""
+    until(lambda: sum(ongoing().values()) == number, f"Serve counts {number}, not {ongoing()}")
+
+
+def test_serve_counts_each_open_sequence_and_nothing_is_held_up(profile, ray_here):
+    """Sixty are open, twenty of them as pairs of one request: Serve counts sixty, and whoever asks is answered."""
+    with deployed(configured(profile, 1)) as url, ExitStack() as singles:
+        with ExitStack() as pairs:
+            for _ in range(PAIRS):
+                opened(pairs, url, n=2, temperature=1)
+            for _ in range(SINGLES):
+                opened(singles, url)
+            counts(SEQUENCES)
+            assert httpx.get(f"{url}/health", timeout=WAIT_S).json()["status"] == "ok"
+            assert len(statuses(url)) == 1
+            found = Scrape(httpx.get(f"{url}/metrics", timeout=WAIT_S).text)
+            assert found.sum("specserve_num_requests_running") == SEQUENCES
+            counts(SEQUENCES)
+        counts(SINGLES)
+        singles.close()
+        counts(0)
+
+
+@pytest.mark.full
+def test_a_pipeline_that_scaling_takes_away_ends_its_streams_first(profile, ray_here):
+    """Serve counts on for the one that leaves until its streams have ended, all of them whole; then it is gone."""
+    config = configured(profile, 2)
+    answers: dict[int, tuple[str, str | None]] = {}
+    with deployed(config) as url:
+        health = httpx.get(f"{url}/health", timeout=WAIT_S).json()
+        assert (health["status"], "of 2" in json.dumps(health)) == ("ok", False)
+        expected = [streamed(url, config.served_name, number)[0] for number in range(STREAMS)]
+
+        def ask(number: int) -> None:
+            answers[number] = streamed(url, config.served_name, number)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(STREAMS)]
+        before = set(ongoing())
+        for thread in threads:
+            thread.start()
+        until(lambda: sum(ongoing().values()) == STREAMS and all(ongoing().values()), "both work")
+        deploy(config.model_copy(update={"cluster": config.cluster.model_copy(update={"pipelines": 1})}))
+        until(lambda: len(statuses(url)) == 1, "one leaves")
+        (left,) = before - set(statuses(url))
+        assert ongoing().get(left), "it was cut, or its streams were over before it left"
+        for thread in threads:
+            thread.join()
+        assert answers == {number: (text, None) for number, text in enumerate(expected)}
+        until(lambda: set(ongoing()) == before - {left}, "it is gone")
