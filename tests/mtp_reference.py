@@ -47,3 +47,39 @@ class MtpReference(Reference):
             drafted.append(int((self.target.lm_head.weight @ normed[-1]).argmax()))
             states = handed_on if number == step + 1 < len(self.heads) else torch.cat([states, handed_on[-1:]])
         return drafted
+
+
+class AssistantReference(MtpReference):
+    """A head at a constant position, as transformers runs it: over the keys and values that a fresh forward shares."""
+
+    def __init__(self, target: Path, folder: Path) -> None:
+        self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+        self.head = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.known = []
+
+    @torch.no_grad()
+    def read_target(self, tokens: list[int]) -> tuple[list[int], torch.Tensor]:
+        """The target's own choice behind each token, and its states; its keys and values are kept for `drafts`."""
+        found = self.target(
+            torch.tensor([tokens]), output_hidden_states=True, return_shared_kv_states=True, use_cache=False
+        )
+        self.known.append((tokens, found.shared_kv_states))
+        return found.logits[0].argmax(-1).tolist(), found.hidden_states[-1][0]
+
+    @torch.no_grad()
+    def drafts(self, tokens: list[int], states: torch.Tensor, depth: int, begin: int = 1) -> list[int]:
+        """The chain behind these tokens: every step asks from the last one's place."""
+        whole = next(kept for read, kept in self.known if read[: len(tokens)] == tokens)
+        known = {kind: [each[:, :, : len(tokens) - 1] for each in pair] for kind, pair in whole.items()}
+        state, drafted = states[len(tokens) - 2], [tokens[-1]]
+        for _ in range(depth):
+            embedded = self.target.get_input_embeddings()(torch.tensor(drafted[-1:]))
+            found = self.head(
+                inputs_embeds=torch.cat([embedded, state[None]], -1)[None],
+                position_ids=torch.tensor([[len(tokens) - 1]]),
+                attention_mask=None,
+                shared_kv_states=known,
+            )
+            drafted.append(int(found.logits[0, -1].argmax()))
+            state = found.last_hidden_state[0, -1]
+        return drafted[1:]

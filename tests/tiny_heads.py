@@ -87,8 +87,6 @@ def eagle3(folder: Path, *, vocab_size: int, read: tuple[int, ...], spoken: int,
 
 def few_words(folder: Path, vocab_size: int, *, layers: int, seed: int = 1) -> Path:
     """A random Llama as wide as the heads, whose tokenizer knows the words w0, w1, …"""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -106,5 +104,13 @@ def few_words(folder: Path, vocab_size: int, *, layers: int, seed: int = 1) -> P
         initializer_range=0.2,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    return words(folder, vocab_size)
+
+
+def words(folder: Path, vocab_size: int) -> Path:
+    """Give a model's folder a tokenizer that knows the words w0, w1, …"""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
     Tokenizer(WordLevel({f"w{i}": i for i in range(vocab_size)}, "w0")).save(str(folder / "tokenizer.json"))
     return folder

@@ -9,6 +9,7 @@ import tiny_heads
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_heads import HEAD_DIM, KV_HEADS, WIDTH
+from transformers import AutoModelForCausalLM, Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
 LAYERS = 3
 Head = dict[str, torch.Tensor]
@@ -94,3 +95,51 @@ def target(folder: Path, layout: str, given: list[Head], *, vocab_size: int) -> 
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(told | {"rms_norm_eps": 1e-5}))
     return add(folder, LAYOUTS[layout](given, vocab_size))
+
+
+def gemma(folder: Path, *, vocab_size: int, layers: int = 4, width: int = 32, seed: int = 7, **told) -> Path:
+    """A random Gemma 4 text model of few words, its layers sliding and full by turns."""
+    torch.manual_seed(seed)
+    config = Gemma4TextConfig(**_gemma_config(vocab_size, layers, width) | told)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return tiny_heads.words(folder, vocab_size)
+
+
+def assistant(
+    folder: Path, *, vocab_size: int, width: int = 24, target_width: int = 32, ordered: bool = False, **told
+) -> Path:
+    """A random head for such a target: two layers of queries only, in the layout of Gemma 4's assistants."""
+    torch.manual_seed(8)
+    text = _gemma_config(vocab_size, 2, width) | {"num_kv_shared_layers": 2} | told
+    more = {"use_ordered_embeddings": True, "num_centroids": 4, "centroid_intermediate_top_k": 2} if ordered else {}
+    config = Gemma4AssistantConfig(
+        text_config=Gemma4TextConfig(**text).to_dict(), backbone_hidden_size=target_width, **more
+    )
+    model = Gemma4AssistantForCausalLM(config)
+    if ordered:
+        model.masked_embedding.token_ordering.copy_(torch.randperm(vocab_size))
+    model.save_pretrained(folder)
+    return folder
+
+
+def _gemma_config(vocab_size: int, layers: int, width: int) -> dict:
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "global_head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        "sliding_window": 8,
+        "max_position_embeddings": 512,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }

@@ -1,4 +1,4 @@
-"""Multi-token-prediction heads of the target's own checkpoint (DeepSeek-V3, 2024), which live beside the verifier.
+"""Multi-token-prediction heads made for the target (DeepSeek-V3, 2024; Gemma 4, 2026), which live beside the verifier.
 
 The verifier runs them behind its verdict: no worker of their own, and no hidden states on the wire. A chain is drafted
 token by token, each step one forward of a head, from the newest token and the target's last state before it (R = 0).
@@ -18,7 +18,7 @@ from specserve.drafting._chains import Chain, Picker
 from specserve.drafting.worker import beside
 from specserve.drafting.workspace import Workspace
 from specserve.errors import ConfigError, ProtocolError
-from specserve.models import Backend, _mtp_heads
+from specserve.models import Backend, _constant_heads, _mtp_heads, loading
 from specserve.models._serial_heads import SerialHeads, Tail, TargetWithHeads
 from specserve.models.paged_transformers import PagedTransformers
 from specserve.sampling.grammar import Grammars
@@ -34,7 +34,23 @@ def attach(config: Config, target: Backend, folder: Path) -> TargetWithHeads:
             f"draft.speculator is mtp, whose heads read the target's hidden states, which {config.target.source!r} "
             f"does not show; use another draft.speculator"
         )
-    return TargetWithHeads(target, _mtp_heads.load(target, folder))
+    own = heads_folder(config)
+    if own is not None and _constant_heads.is_assistant(own):
+        return TargetWithHeads(target, _constant_heads.load(target, config.target, own))
+    return TargetWithHeads(target, _mtp_heads.load(target, folder if own is None else own))
+
+
+def heads_folder(config: Config) -> Path | None:
+    """Where the heads are, if not in the target's own folder: what draft.model.source names, where it names anything.
+
+    Raises ConfigError for what is no model folder.
+    """
+    source = config.draft.model.source
+    if source in ("demo", config.target.source):  # the default, which has no heads
+        return None
+    path = Path(source).expanduser()
+    loading.read_model_config(path)
+    return path
 
 
 def worker(config: Config, backend: TargetWithHeads, vocab_size: int, grammars: Grammars) -> Worker:

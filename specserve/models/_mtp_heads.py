@@ -21,19 +21,19 @@ import torch
 from torch import nn
 
 from specserve.errors import ConfigError
-from specserve.models import _attention, _linear, _mtp_layout, loading
+from specserve.models import _attention, _linear, _mtp_layout
 from specserve.models._mtp_layout import MtpDescription
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
 from specserve.models._row_groups import RaggedPlan
-from specserve.models._serial_heads import Tail
+from specserve.models._serial_heads import StatePages, Tail, width_of
 from specserve.models._stretches import Stretch, ragged
 from specserve.models.paged_transformers import PagedTransformers
 
 
 def load(target: PagedTransformers, folder: Path) -> AdvancingHeads:
-    """The heads in the target's own folder. Raises ConfigError where there are none, or they do not fit."""
+    """The heads in a folder, mostly the target's own. Raises ConfigError where there are none, or they do not fit."""
     config = target.model.config.get_text_config()
-    description, names = _mtp_layout.find(folder, loading.read_model_config(folder))
+    description, names = _mtp_layout.find(folder, config.num_hidden_layers)
     _mtp_layout.check_width(names, config.hidden_size)
     network = _Network(target.model, config, description)
     try:
@@ -101,10 +101,10 @@ class AdvancingHeads:
         self._pair = description.pair
         self._count = description.heads
         self._device, self._dtype = model.device, model.dtype
-        self._width = int(model.config.get_text_config().hidden_size)
+        self._width = width_of(target)
         self._layouts = self._discover()
         self._pages: Pages | None = None
-        self._states: list[torch.Tensor] = []
+        self._states: list[StatePages] = []
 
     @property
     def fed(self) -> int:
@@ -119,10 +119,10 @@ class AdvancingHeads:
 
     def allocate(self, target: PagedTransformers, blocks: int, block_tokens: int) -> None:
         """See `SerialHeads`. Raises ConfigError when the device has no room."""
-        shape = blocks * block_tokens, self._width
+        like = torch.empty(0, dtype=self._dtype, device=self._device)
         try:
             self._pages = Pages(self._layouts, blocks, block_tokens, self._device)
-            self._states = [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(self._count)]
+            self._states = [StatePages(blocks, block_tokens, self._width, like) for _ in range(self._count)]
         except RuntimeError as error:
             size = blocks * block_tokens * self.bytes_per_position() / 2**30
             raise ConfigError(f"no room for {size:.2f} GiB of what the heads keep on {self._device}: {error}") from None
@@ -134,15 +134,13 @@ class AdvancingHeads:
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """See `SerialHeads`."""
-        pages = self._allocated()
-        pages.copy_blocks(sources, copies)
+        self._allocated().copy_blocks(sources, copies)
         for kept in self._states:
-            blocks = kept.view(-1, pages.block_tokens, self._width)
-            blocks[list(copies)] = blocks[list(sources)]
+            kept.copy_blocks(sources, copies)
 
     def keep(self, plan: RaggedPlan, states: torch.Tensor) -> None:
         """See `SerialHeads`."""
-        self._states[0].index_copy_(0, plan.new_slots, states)
+        self._states[0].put(plan.new_slots, states)
 
     @torch.inference_mode()
     def read(self, step: int, tails: Sequence[Tail], before: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,13 +156,13 @@ class AdvancingHeads:
         pages, origins = self._allocated(), np.full(len(stretches), head + 1, dtype=np.int64)
         plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device, origins)
         places = torch.from_numpy(batch.positions).to(self._device)[None]
-        before = self._states[head][plan.before()] if before is None else before.to(self._dtype)
+        before = self._states[head].get(plan.before()) if before is None else before.to(self._dtype)
         tokens = torch.from_numpy(batch.tokens).to(self._device)[None]
         states = self._run(head, tokens, before[None], places, PagedStep(pages, plan))
         normed = self._heads[head].norm(states)
         handed_on = states if self._pair else normed
         if step + 1 < self._count:
-            self._states[step + 1].index_copy_(0, plan.new_slots, handed_on)
+            self._states[step + 1].put(plan.new_slots, handed_on)
         wanted = torch.from_numpy(batch.wanted).to(self._device)
         return self._head(normed[wanted]).float(), handed_on[wanted]
 

@@ -68,12 +68,11 @@ Names = Mapping[str, tuple[Path, str]]
 """Our name of a tensor → the file that holds it, and its name there."""
 
 
-def find(folder: Path, told: Mapping[str, Any]) -> tuple[MtpDescription, Names]:
-    """The heads in a target's folder whose config.json says `told`. Raises ConfigError where there are none.
+def find(folder: Path, layers: int) -> tuple[MtpDescription, Names]:
+    """The heads in a folder, for a target with so many layers. Raises ConfigError where there are none.
 
     A name is `heads.i.` and one of enorm, hnorm, eh_proj, norm, or block and the layer's own name.
     """
-    layers = int(told.get("num_hidden_layers") or told.get("text_config", {}).get("num_hidden_layers", 0))
     names: dict[str, tuple[Path, str]] = {}
     pair = False
     for path in sorted(folder.glob("*.safetensors")):

@@ -114,14 +114,7 @@ class PagedStep:
         keys, values = self._pages.keys[layer], self._pages.values[layer]
         keys.index_copy_(0, self._plan.new_slots, key)
         values.index_copy_(0, self._plan.new_slots, value)
-        groups = self._plan.groups(window, query.shape[1] // key.shape[1])
-        scores = Scoring(scaling, softcap)
-        if len(groups) == 1:
-            return _attend_group(query, keys, values, groups[0], scores)
-        result = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-        for group in groups:
-            result.index_copy_(0, group.tokens, _attend_group(query, keys, values, group, scores))
-        return result
+        return attend_pages(query, keys, values, self._plan, window, Scoring(scaling, softcap))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +123,24 @@ class Scoring:
 
     scaling: float | None
     softcap: float | None
+
+
+def attend_pages(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: RaggedPlan,
+    window: int | None,
+    scores: Scoring,
+) -> torch.Tensor:
+    """[T, heads, value_dim]: what the queries of a plan's tokens find in one layer's pages."""
+    groups = plan.groups(window, query.shape[1] // keys.shape[1])
+    if len(groups) == 1:
+        return _attend_group(query, keys, values, groups[0], scores)
+    result = query.new_empty(query.shape[0], query.shape[1], values.shape[2])
+    for group in groups:
+        result.index_copy_(0, group.tokens, _attend_group(query, keys, values, group, scores))
+    return result
 
 
 def _attend_group(

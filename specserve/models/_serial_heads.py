@@ -64,6 +64,27 @@ class SerialHeads(Protocol):
         ...
 
 
+class StatePages:
+    """States [blocks · block_tokens, width] by position, in the blocks of the target. Allocated once, zeroed."""
+
+    def __init__(self, blocks: int, block_tokens: int, width: int, like: torch.Tensor) -> None:
+        self._block_tokens = block_tokens
+        self._rows = like.new_zeros(blocks * block_tokens, width)
+
+    def put(self, slots: torch.Tensor, states: torch.Tensor) -> None:
+        """Keep states [n, width] at slots int64 [n]."""
+        self._rows.index_copy_(0, slots, states)
+
+    def get(self, slots: torch.Tensor) -> torch.Tensor:
+        """States [n, width] of slots int64 [n]."""
+        return self._rows[slots]
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """See `Backend`."""
+        blocks = self._rows.view(-1, self._block_tokens, self._rows.shape[1])
+        blocks[list(copies)] = blocks[list(sources)]
+
+
 class TargetWithHeads:
     """A `Backend`: the target, whose every forward leaves its last states where the heads find them."""
 
@@ -106,7 +127,7 @@ class TargetWithHeads:
     @property
     def width(self) -> int:
         """Of the states."""
-        return int(self._target.model.config.get_text_config().hidden_size)
+        return width_of(self._target)
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """Bytes of one block: the target's keys and values, and what the heads keep."""
@@ -134,3 +155,8 @@ class TargetWithHeads:
         states = self._target.observed()
         self.heads.keep(RaggedPlan(batch, self._block_tokens, states.dtype, states.device), states)
         return logits
+
+
+def width_of(target: PagedTransformers) -> int:
+    """Of a target's last states."""
+    return int(target.model.config.get_text_config().hidden_size)

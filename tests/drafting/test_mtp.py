@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny_mtp
-from mtp_reference import MtpReference
+from mtp_reference import AssistantReference, MtpReference
 from test_eagle import asked
 
 from specserve.config import parse
@@ -21,6 +21,7 @@ KINDS = {
     "deepseek, four heads": ("deepseek", 4),
     "qwen": ("qwen", 1),
     "megatron, two heads": ("megatron", 2),
+    "constant": ("gemma", 1),
 }
 
 
@@ -28,17 +29,22 @@ KINDS = {
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MtpReference]:
     """A target with heads in a published layout, and the plain implementation of them."""
     layout, count = KINDS[request.param]
+    if layout == "gemma":
+        folder = tiny_mtp.gemma(tmp_path_factory.mktemp("target"), vocab_size=VOCAB)
+        head = tiny_mtp.assistant(folder / "assistant", vocab_size=VOCAB)
+        return folder, AssistantReference(folder, head)
     heads = tiny_mtp.heads(count)
     folder = tiny_mtp.target(tmp_path_factory.mktemp("target"), layout, heads, vocab_size=VOCAB)
     return folder, MtpReference(folder, heads, pair=layout == "deepseek")
 
 
 def settings(folder: Path, speculator: str = "mtp", target: dict | None = None, **engine):
+    own = folder / "assistant"
     limits = {"depth": DEPTH, "block_tokens": BLOCK, "prefill_chunk": 8, "max_requests": 6, "max_batch_tokens": 64}
     return parse(
         {
             "target": {"source": str(folder), "device": "cpu", "kv_blocks": 512} | (target or {}),
-            "draft": {"speculator": speculator},
+            "draft": {"speculator": speculator, "model": {"source": str(own) if own.is_dir() else "demo"}},
             "engine": limits | engine,
         }
     )
