@@ -20,7 +20,7 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError, ProtocolError
-from specserve.models import NoRowStates, RaggedBatch, _device_profile, _syllables, cache
+from specserve.models import Move, NoRowStates, RaggedBatch, _device_profile, _syllables, cache
 from specserve.models._device_profile import Device, Role
 from specserve.models._digest_pages import DigestPages
 from specserve.models._hash_language import HashLanguage, Quality
@@ -129,6 +129,12 @@ class EmulatedModel:
             raise ConfigError("the backend was asked to copy pages before they were allocated")
         self._pages.copy_blocks(sources, copies)
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `HoldsTrees`; a device does so in no time."""
+        if self._pages is None:
+            raise ConfigError("the backend was asked to move positions before they were allocated")
+        self._pages.move(moves)
+
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's digests and return float32 logits [m, vocab_size], which `hardware` is to be waited for.
 
@@ -136,8 +142,8 @@ class EmulatedModel:
         """
         if self._pages is None:
             raise ConfigError("the backend was asked for a forward before its pages were allocated")
-        if batch.positions.max(initial=0) >= self._context_length:
-            raise ProtocolError(f"position {batch.positions.max()} in a context of {self._context_length}")
+        if batch.standing().max(initial=0) >= self._context_length:
+            raise ProtocolError(f"position {batch.standing().max()} in a context of {self._context_length}")
         digests = self._pages.write(batch)
         self._pace.step(len(batch.offsets) - 1, len(batch.tokens))
         return torch.from_numpy(self._logits(digests[batch.wanted]))
