@@ -32,7 +32,5 @@ def check_limits(engine: EngineConfig, target: WorkerInfo, draft: WorkerInfo | N
             f"engine.outcomes is {engine.outcomes}, but a draft that reads the target's hidden states can only go on "
             f"from a verdict; set engine.outcomes to 0 or auto"
         )
-    if engine.tree_shape is not None and draft is not None and draft.reads_hidden:
-        raise ConfigError("a draft that reads the target's hidden states drafts chains only; leave engine.tree out")
     if draft is not None and draft.vocab_size < 1:
         raise ConfigError("the draft model has no vocabulary in common with the target")

@@ -109,6 +109,26 @@ class Growth:
         """What has grown, in the jobs' order."""
         return [tree.grown for tree in self._all]
 
+    @property
+    def slots(self) -> Array:
+        """int64 [m]: the slots of the places whose logits are to be taken next."""
+        return _slots(self._places())
+
+    @property
+    def slots_before(self) -> Array:
+        """int64 [T]: of each node in the last `stretches`, the slot of the place before it."""
+        fed = [(tree.job.slots, tree.grown.families[node]) for tree in self._growing() for node in tree.places]
+        return np.array([slots[family] for slots, family in fed], dtype=np.int64)
+
+    @property
+    def origins(self) -> Array:
+        """int64 [rows]: the first position that may be read, of each row in the last `stretches`."""
+        return np.array([tree.job.origin for tree in self._growing()], dtype=np.int64)
+
+    def _places(self) -> list[_Place]:
+        growing = self._growing()
+        return [_Place(tree, place, tree.families + at) for tree in growing for at, place in enumerate(tree.places)]
+
     def _growing(self) -> list[_Tree]:
         return [tree for tree in self._all if tree.places]
 
@@ -118,8 +138,7 @@ class Growth:
 
     def take(self, logits: torch.Tensor) -> None:
         """Add a level, from logits [m, V] behind the places of all growing trees, which may be changed."""
-        growing = self._growing()
-        places = [_Place(tree, place, tree.families + at) for tree in growing for at, place in enumerate(tree.places)]
+        growing, places = self._growing(), self._places()
         if not places:
             return
         paths = [

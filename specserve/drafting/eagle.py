@@ -14,12 +14,14 @@ import numpy as np
 import torch
 
 from specserve.config import Config, DraftConfig
-from specserve.drafting import Branch, Grown, Job, Kind, Trunk
+from specserve.drafting import Branch, DraftedTree, Grown, Job, Kind, Trunk
 from specserve.drafting._chains import Chain, Picker, feed_of, next_of
+from specserve.drafting._trees import Growth
 from specserve.drafting.workspace import Workspace
 from specserve.errors import ConfigError, ProtocolError
 from specserve.models import Backend, DraftHead, _head_folder
 from specserve.models._stretches import ragged
+from specserve.tree_shape import TreeShape
 
 KIND: Final[Kind] = "model"
 
@@ -50,8 +52,7 @@ class Eagle:
         if not jobs:
             return []
         origins = np.array([job.origin for job in jobs], dtype=np.int64)
-        read = self._head.fuse(_states_before(jobs))
-        logits, states = self._head.forward_from(ragged([feed_of(job) for job in jobs]), read, origins)
+        logits, states = self._feed(jobs)
         chains = [Chain(job.profile, job.first, job.slots, job.shared_noise) for job in jobs]
         picker = Picker(chains, self._vocab_size, workspace)
         for step in range(max(job.depth for job in jobs)):
@@ -63,6 +64,27 @@ class Eagle:
             picker.pick(rows, logits)
             workspace.put_hidden(np.array([jobs[row].slots[step] for row in rows]), states)
         return [chain.tokens[: chain.healthy] for chain in chains]
+
+    def grow(self, jobs: Sequence[Job], shape: TreeShape, workspace: Workspace) -> list[DraftedTree]:
+        """See `drafting.GrowsTrees`. A family's slot keeps the state that its nodes are read with."""
+        if not jobs:
+            return []
+        growth = Growth(jobs, shape, self._vocab_size, workspace)
+        logits, states = self._feed(jobs)
+        while True:
+            workspace.put_hidden(growth.slots, states)
+            growth.take(logits)
+            stretches = growth.stretches()
+            if not stretches:
+                return growth.trees
+            before = workspace.hidden(growth.slots_before)
+            logits, states = self._head.forward_from(ragged(stretches), before, growth.origins)
+
+    def _feed(self, jobs: Sequence[Job]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and states behind what is fed, of each job that drafts. Raises ProtocolError as `propose`."""
+        origins = np.array([job.origin for job in jobs], dtype=np.int64)
+        read = self._head.fuse(_states_before(jobs))
+        return self._head.forward_from(ragged([feed_of(job) for job in jobs]), read, origins)
 
     def explore(self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace) -> Iterator[Grown]:
         """Raises ProtocolError: a head goes on from verdicts only, and the coordinator knows."""

@@ -354,7 +354,7 @@ def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
     built = folders.load("drafting", name).build(config.draft, backend, info.vocab_size)
     speculator = cast(Speculator, checked(name, built, ("propose", "explore")))
     if config.engine.tree_shape is not None and not isinstance(speculator, GrowsTrees):
-        raise ConfigError(f"speculator {name!r} drafts chains only; leave engine.tree out, or set it to small_model")
+        raise ConfigError(f"speculator {name!r} drafts chains only; leave engine.tree out")
     head = backend if isinstance(backend, DraftHead) else None
     workspace = Workspace(
         config.engine.slot_count,

@@ -2,7 +2,8 @@
 
 The slot of a position holds a 64-bit digest of all tokens up to it. A block also knows how many of its slots are
 written, and the digest of what came before it. So a row's whole history is checked block by block, and a table, a
-position or a feed that is wrong anywhere makes an error instead of a text.
+position or a feed that is wrong anywhere makes an error instead of a text. The nodes of a tree are digested along their
+own paths; once a path is moved into order, it is checked like any other history.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specserve.errors import ProtocolError
-from specserve.models import RaggedBatch
+from specserve.models import Move, RaggedBatch, TokenTree
 from specserve.models._hash_language import Words, mix
 
 Array = npt.NDArray[Any]
@@ -51,13 +52,76 @@ class DigestPages:
         a row that is empty, jumps, starts after positions that its blocks do not hold, or shares a block that it
         writes with another row of the batch.
         """
+        if batch.trees:
+            return self._write_with_trees(batch)
         flat = self._flat(batch)
         before = self._before(batch, flat)
-        spread = mix(batch.tokens.astype(np.uint64) * _TOKEN_SPREAD ^ mix(batch.positions.astype(np.uint64)))
+        spread = _spread(batch.tokens, batch.positions)
         total = spread.cumsum(dtype=np.uint64)
         digests: Words = total + (before - (total - spread)[flat.begins])[flat.rows]
         self._store(flat, digests, digests - spread)
         return digests
+
+    def _write_with_trees(self, batch: RaggedBatch) -> Words:
+        """Rows with trees one by one: first what comes before the nodes as a row of its own, then the nodes."""
+        digests = np.zeros(len(batch.tokens), dtype=np.uint64)
+        for row, (begin, end) in enumerate(zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True)):
+            tree = batch.trees.get(row)
+            start = int(batch.positions[begin])
+            nodes = end if tree is None else min(end, begin + max(0, tree.root - start))
+            table = batch.tables[row : row + 1]
+            if nodes > begin:
+                digests[begin:nodes] = self.write(_row(batch, begin, nodes, table))
+            if tree is not None and nodes < end:
+                tokens, first = batch.tokens[nodes:end], int(batch.positions[nodes])
+                digests[nodes:end] = self._write_nodes(tokens, first - tree.root, tree, table[0])
+        return digests
+
+    def _write_nodes(self, tokens: Array, first: int, tree: TokenTree, table: Array) -> Words:
+        """The nodes from number `first` on; returns their digests. Raises ProtocolError for missing ancestors."""
+        levels, before = tree.levels(), self._end(table, tree.root)
+        digests = [*self._at(table, range(tree.root, tree.root + first)).tolist()]
+        for number, token in enumerate(tokens.tolist(), first):
+            parent = int(tree.parents[number])
+            above = np.uint64(digests[parent]) if parent >= 0 else before
+            position = np.array([tree.root + levels[number]])
+            digest = (above + _spread(np.array([token]), position))[0]
+            self._put(table, tree.root + number, digest, above)
+            digests.append(int(digest))
+        return np.array(digests[first:], dtype=np.uint64)
+
+    def _end(self, table: Array, length: int) -> np.uint64:
+        """The digest of a row's first positions, all of which its blocks hold. Raises ProtocolError otherwise."""
+        tokens = np.zeros(1, dtype=np.int64)
+        row = RaggedBatch(tokens, np.array([length]), np.array([0, 1]), table[None], tokens)
+        starts = np.array([length])
+        found: np.uint64 = self._before(row, _Flat(tokens, tokens, tokens, starts, tokens))[0]
+        return found
+
+    def _at(self, table: Array, positions: Sequence[int]) -> Words:
+        blocks, offsets = np.divmod(np.array(positions, dtype=np.int64), self._block_tokens)
+        if (self._filled[table[blocks]] <= offsets).any():
+            raise ProtocolError(f"a tree goes on from nodes that were never written, at {list(positions)}")
+        digests: Words = self._digests[table[blocks], offsets]
+        return digests
+
+    def _put(self, table: Array, position: int, digest: np.uint64, before: np.uint64) -> None:
+        """Write one position; what lies past it in its block is void."""
+        place, offset = divmod(position, self._block_tokens)
+        block = int(table[place])
+        self._digests[block, offset] = digest
+        self._filled[block] = offset + 1
+        if offset == 0:
+            self._parents[block] = before
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `HoldsTrees`: a kept path becomes the row's history. Raises ProtocolError for nodes never written."""
+        found = [self._at(move.table, move.sources) for move in moves]
+        for move, digests in zip(moves, found, strict=True):
+            before = self._end(move.table, move.first)
+            for place, digest in enumerate(digests):
+                self._put(move.table, move.first + place, digest, before)
+                before = digest
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Make the blocks `copies` hold what the blocks `sources` hold."""
@@ -126,3 +190,14 @@ class DigestPages:
         self._digests[flat.blocks, flat.offsets] = digests
         first = flat.offsets == 0
         self._parents[flat.blocks[first]] = before[first]
+
+
+def _spread(tokens: Array, positions: Array) -> Words:
+    """What each token adds to its history's digest."""
+    return mix(tokens.astype(np.uint64) * _TOKEN_SPREAD ^ mix(positions.astype(np.uint64)))
+
+
+def _row(batch: RaggedBatch, begin: int, end: int, table: Array) -> RaggedBatch:
+    """A part of one row as a batch of its own."""
+    nothing = np.empty(0, dtype=np.int64)
+    return RaggedBatch(batch.tokens[begin:end], batch.positions[begin:end], np.array([0, end - begin]), table, nothing)

@@ -174,7 +174,7 @@ class EagleHead(AttentionModel):
         pages = self.pages
         plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device, origins)
         tokens = torch.from_numpy(batch.tokens).to(self._device)[None]
-        places = torch.from_numpy(batch.positions - 1).to(self._device)[None]
+        places = torch.from_numpy(batch.standing() - 1).to(self._device)[None]
         hidden = hidden.to(self._device, self._dtype)[None]
         states = self._network(tokens, hidden, places, PagedStep(pages, plan))[0]
         states = states[torch.from_numpy(batch.wanted).to(self._device)]

@@ -19,7 +19,7 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ProtocolError
-from specserve.models import RaggedBatch, _device_profile, _syllables, cache
+from specserve.models import Move, RaggedBatch, _device_profile, _syllables, cache
 from specserve.models._device_profile import Device, Role
 from specserve.models._digest_pages import DigestPages
 from specserve.models._hash_language import HashLanguage, Quality
@@ -101,14 +101,18 @@ class EmulatedModel(PagedModel[DigestPages]):
     def make_batch_invariant(self) -> None:
         """Nothing to do: logits are a function of a row's own history."""
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `HoldsTrees`; a device does so in no time."""
+        self.pages.move(moves)
+
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's digests and return float32 logits [m, vocab_size], which `hardware` is to be waited for.
 
         Raises ProtocolError for a batch that reads what was never written, or goes beyond the context.
         """
         pages = self.pages
-        if batch.positions.max(initial=0) >= self._context_length:
-            raise ProtocolError(f"position {batch.positions.max()} in a context of {self._context_length}")
+        if batch.standing().max(initial=0) >= self._context_length:
+            raise ProtocolError(f"position {batch.standing().max()} in a context of {self._context_length}")
         digests = pages.write(batch)
         self._pace.step(len(batch.offsets) - 1, len(batch.tokens))
         return torch.from_numpy(self._logits(digests[batch.wanted]))

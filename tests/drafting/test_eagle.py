@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_heads
 from heads_reference import Reference
@@ -167,3 +169,31 @@ def test_a_draft_that_lost_its_cache_goes_on_with_a_short_window(target: Path, h
     begun = {origin for _, _, _, origin in recorder.chains()}
     assert max(begun) > 20
     assert compare(reference, requests, answers, recorder, origins=begun) > 20
+
+
+@pytest.mark.parametrize("tree", [[2, 2], [3], "dynamic"])
+def test_the_likeliest_path_of_a_tree_is_the_plain_implementations_chain(target: Path, head: Path, tree) -> None:
+    """First children of first children, each read with the state of its own parent; answers are the target's."""
+    noise = random.Random(9)
+    prompts = [[noise.randrange(VOCAB) for _ in range(noise.randint(1, 30))] for _ in range(8)]
+    reference = Reference(target, head, third="eagle3" in head.name)
+    requests = asked(prompts)
+    answers, recorder = run(settings(target, head, tree=tree, tree_nodes=8, tree_width=3), requests)
+    recorder.pushes = [along_first_children(push) for push in recorder.pushes]
+    assert compare(reference, requests, answers, recorder) > 60
+    assert sum(answer.stats.kept_tokens for answer in answers) > 10
+
+
+def along_first_children(push: Push) -> Push:
+    """The push of chains that takes the first child at each node of the trees."""
+    chains, at = [], 0
+    for length in push.chain_lengths.tolist():
+        parents, tokens = push.parents[at : at + length].tolist(), push.tokens[at : at + length].tolist()
+        chain, node = [], -1
+        while node in parents:
+            node = parents.index(node)
+            chain.append(tokens[node])
+        chains.append(chain)
+        at += length
+    lengths = np.array([len(chain) for chain in chains], dtype=np.int32)
+    return replace(push, chain_lengths=lengths, tokens=np.array([t for c in chains for t in c], dtype=np.int32))

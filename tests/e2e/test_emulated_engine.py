@@ -90,6 +90,27 @@ def test_the_share_of_first_drafts_kept_is_the_dial(fast, rule, temperature, acc
     assert slack < 0.1
 
 
+@pytest.mark.parametrize(("rule", "temperature"), [("rejection", 0.0), ("coupled", 1.0)])
+def test_a_tree_says_the_same_in_fewer_rounds_where_runners_up_are_right(fast, rule, temperature):
+    """A draft whose first choice is right in 4 of 10 places: 6 nodes as a tree against 6 in a row, odd blocks."""
+    settings = {"engine.rule": rule, "draft.model.emulated.acceptance": 0.4, "engine.block_tokens": 3}
+    shapes = {
+        "plain": {"engine.depth": 0},
+        "chain": {"engine.depth": 6},
+        "static": {"engine.depth": 3, "engine.tree": [2]},
+        "dynamic": {"engine.depth": 4, "engine.tree": "dynamic", "engine.tree_nodes": 6},
+    }
+    texts, rounds = {}, {}
+    for name, shape in shapes.items():
+        with engine(fast, **settings | shape) as running:
+            done = answers(running, name, temperature, None, tokens=48)
+            assert running.levels().slots_held == 0
+        texts[name] = [one.tokens for one in done]
+        rounds[name] = sum(one.stats.rounds for one in done)
+    assert texts["plain"] == texts["chain"] == texts["static"] == texts["dynamic"]
+    assert max(rounds["static"], rounds["dynamic"]) < 0.9 * rounds["chain"]
+
+
 def test_crowded_pools_families_and_odd_blocks_pass_every_check_of_the_pages(fast):
     """Few blocks of 3 positions, six families of three, prompts in chunks: the text of a run with room for all."""
     requests = [

@@ -29,10 +29,10 @@ def found(folders, rule, shape, count, temperature=1.0):
 @pytest.mark.parametrize(
     ("rule", "shape", "temperature", "count"),
     [
-        ("rejection", "static", 1.0, 4_000),
-        ("rejection", "dynamic", 0.7, 4_000),
-        ("coupled", "static", 0.7, 2_000),
-        ("exact", "dynamic", 1.0, 2_000),
+        ("rejection", "static", 1.0, 2_500),
+        ("rejection", "dynamic", 0.7, 2_500),
+        ("coupled", "static", 0.7, 1_200),
+        ("exact", "dynamic", 1.0, 1_200),
         *(
             pytest.param(rule, shape, temperature, 30_000, marks=pytest.mark.full)
             for rule in RULES
@@ -72,7 +72,7 @@ def test_wrong_siblings_and_a_wrong_path_are_noticed(pair, monkeypatch):
     for where, name, variant in broken:
         with monkeypatch.context() as patch:
             patch.setattr(where, name, variant)
-            assert p_value(found(folders, "rejection", "static", 4_000), law, 4_000) < 1e-4, name
+            assert p_value(found(folders, "rejection", "static", 1_500), law, 1_500) < 1e-4, name
     with monkeypatch.context() as patch:
         patch.setattr(Workspace, "draw_siblings", likeliest_siblings)
-        assert p_value(found(folders, "rejection", "static", 4_000), law, 4_000) < 1e-4
+        assert p_value(found(folders, "rejection", "static", 1_500), law, 1_500) < 1e-4
