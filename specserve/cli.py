@@ -199,6 +199,7 @@ def _pipeline_arguments(pipeline: argparse.ArgumentParser) -> None:
         "--runner-up-hit", type=float, default=0.9, help="its runners-up, where its first is wrong; default: 0.9"
     )
     pipeline.add_argument("--window", type=float, default=4.0, help="seconds that each case is measured; default: 4")
+    pipeline.add_argument("--rounds", type=int, default=3, help="in which cases take turns, for medians; default: 3")
     pipeline.add_argument("--json", type=Path, help="also write machine, versions and rows to this file")
     pipeline.add_argument("--plot", type=Path, help="also draw tokens/s and limits into this file, e.g. a .png or .svg")
     pipeline.set_defaults(verb=_pipeline)
@@ -573,6 +574,7 @@ def _pipeline(arguments: argparse.Namespace) -> int:
         runner_up_hit=arguments.runner_up_hit,
         transport=arguments.transport,
         window_s=arguments.window,
+        rounds=arguments.rounds,
     )
     rows = measure(options, _progress)
     about = f"acceptance {options.acceptance:g}, runner-up hit {options.runner_up_hit:g}"

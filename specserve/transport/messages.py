@@ -231,7 +231,7 @@ class Push(Message):
     committed tokens now cached; chain_lengths [n]; per node, m in all: tokens, parents (index within the row's
     nodes, −1 for the root), slots, fed bool (its KV is written), sampled bool (may be offered to the target);
     dists one row per node, in node order, or no rows when the nodes were chosen without chance.
-    busy_s is the time that the worker computed.
+    busy_s is the time that the worker computed. steps: see `models.Steps`, of what came since the last message.
     """
 
     plan: int
@@ -247,6 +247,7 @@ class Push(Message):
     sampled: Array
     dists: Dists
     busy_s: float
+    steps: tuple[int, int, int] = (0, 0, 0)
 
 
 @_register
@@ -257,7 +258,7 @@ class PushAhead(Message):
     branches [m] index the plan's branches; places [m]: −1 for a branch's guess, else how many drafted tokens stand
     between it and this one; tokens [m]; dists: one row per token that is not a guess, in order, or no rows when these
     were chosen without chance. With the first push the trunks are fed; after the last one nothing of the plan is
-    written any more. busy_s is the time that the worker computed since the last push.
+    written any more. busy_s is the time that the worker computed since the last push; steps as in `Push`.
     """
 
     plan: int
@@ -268,6 +269,7 @@ class PushAhead(Message):
     tokens: Array
     dists: Dists
     busy_s: float
+    steps: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,7 @@ class Verdict(Message):
     forward_s and sampling_s are the times that the worker computed. scores are those of the kept + 1 tokens of each
     due row that asked; prompt_scores those of the prompt tokens after each fed one, from start + 1 on.
     hidden holds the states at the fed positions and at those of the kept tokens, of each row that asked, in order.
+    steps as in `Push`.
     """
 
     round: int
@@ -313,6 +316,7 @@ class Verdict(Message):
     scores: Scores = _NO_SCORES
     prompt_scores: Scores = _NO_SCORES
     hidden: Hidden = _NO_HIDDEN
+    steps: tuple[int, int, int] = (0, 0, 0)
 
 
 @_register
