@@ -1,8 +1,9 @@
 """`specserve bench pipeline`: what drafting ahead is worth on emulated devices, through real Ray actors.
 
 For each mode, batch and temperature: tokens/s in steady state, beside the limit that the devices alone would set at
-the acceptance, hit rate and lengths that were measured (`limits`). A step that computed longer than its device would
-ends the run, because its times would mean nothing.
+the acceptance, hit rate and lengths that were measured (`limits`). Beside it stands how many steps of each device came
+late, and how many were refused because they computed longer than their device would: what these cost is the host's, not
+the devices', and figures with many of them mean little.
 
 plain    the target alone
 serial   draft, then verify
@@ -13,7 +14,7 @@ adaptive likewise, drafted as deep as is measured to pay, and not at all where p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -50,7 +51,7 @@ _WINDOW_TOKENS_PER_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to run. window_s is how long each case is looked at, in seconds."""
+    """What to run. window_s is how long each case is looked at, in seconds; cases take turns in `rounds` rounds."""
 
     profile: str = "qwen3-32b-0.6b-h100"
     modes: tuple[str, ...] = DEFAULT_MODES
@@ -62,6 +63,7 @@ class Options:
     runner_up_hit: float = 0.9
     transport: str = "socket"
     window_s: float = 4.0
+    rounds: int = 3
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot be run."""
@@ -71,6 +73,8 @@ class Options:
             raise ConfigError("--modes takes names, --batch numbers from 1")
         if not self.temperatures or min(self.temperatures) < 0 or not self.depths or min(self.depths) < 1:
             raise ConfigError("--temperature takes numbers from 0, --depth numbers from 1")
+        if self.rounds < 1:
+            raise ConfigError(f"--rounds takes a number from 1, not {self.rounds}")
         if not 0 < self.window_s <= _LONGEST / _WINDOW_TOKENS_PER_S - 1:
             raise ConfigError(f"--window takes seconds up to {_LONGEST / _WINDOW_TOKENS_PER_S - 1:.0f}")
 
@@ -84,9 +88,16 @@ def measure(options: Options, progress: Progress) -> list[Row]:
         modes = list(alike)
         progress(f"starting Ray for {', '.join(modes)}")
         with _served(configured(options, modes[0])) as server:
-            for mode in modes:
-                rows += _cases(server, mode, options, profile, progress)
+            turns = [list(_cases(server, modes, options, profile, progress)) for _ in range(options.rounds)]
+        rows += [_middle(case) for case in zip(*turns, strict=True)]
     return rows
+
+
+def _middle(runs: Sequence[Row]) -> Row:
+    """Of several runs of one case the one with the median speed, and beside it the slowest and the fastest."""
+    ordered = sorted(runs, key=lambda row: float(row["tokens_per_s"] or 0))
+    slowest, fastest = ordered[0]["tokens_per_s"], ordered[-1]["tokens_per_s"]
+    return {**ordered[(len(ordered) - 1) // 2], "slowest": slowest, "fastest": fastest}
 
 
 def configured(options: Options, mode: str) -> Config:
@@ -115,9 +126,14 @@ def _served(config: Config) -> Iterator[Server]:
         yield Server(base_url, served.served_name, _LONGEST)
 
 
-def _cases(server: Server, mode: str, options: Options, profile: DeviceProfile, progress: Progress) -> Iterator[Row]:
-    depths = (0,) if mode == "plain" else options.depths
-    for ask in (Ask(*case) for case in product(options.batches, options.temperatures, depths)):
+def _cases(
+    server: Server, modes: Sequence[str], options: Options, profile: DeviceProfile, progress: Progress
+) -> Iterator[Row]:
+    """Each case once."""
+    for mode, batch, temperature, depth in product(modes, options.batches, options.temperatures, options.depths):
+        if mode == "plain" and depth != options.depths[0]:
+            continue
+        ask = Ask(batch, temperature, 0 if mode == "plain" else depth)
         progress(f"{mode}, batch {ask.rows}, temperature {ask.temperature:g}, depth {ask.depth}")
         yield row_of(mode, ask, options, profile, server.measure(ask, options.window_s))
 
@@ -154,8 +170,11 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
         "wire_ms": 1000 * counted.wire_s / counted.rounds if counted.rounds else None,
         "bytes_per_token": counted.bytes / counted.tokens,
         "transport": options.transport,
+        **{name: int(getattr(counted, name)) for name in _STEPS},
     }
 
+
+_STEPS = ("draft_steps", "draft_late", "draft_refused", "target_steps", "target_late", "target_refused")
 
 _HEADINGS = {
     "temperature": "T",
@@ -170,10 +189,18 @@ _SAME = ("profile", "transport", "rule")
 
 def table(rows: list[Row]) -> list[Row]:
     """The rows as people read them: without what is the same in all, under headings that fit."""
+    hidden = (*_SAME, *_STEPS)
     return [
-        {_HEADINGS.get(key, key): row[key] for key in row if key not in ("profile", "transport", "rule")}
-        for row in rows
+        {**{_HEADINGS.get(key, key): row[key] for key in row if key not in hidden}, **_overruns(row)} for row in rows
     ]
+
+
+def _overruns(row: Row) -> Row:
+    """How many steps of each device came late and were refused, of how many."""
+    return {
+        f"{role} late, refused": f"{row[f'{role}_late']}, {row[f'{role}_refused']} of {row[f'{role}_steps']}"
+        for role in ("draft", "target")
+    }
 
 
 def plot(rows: list[Row], path: Path) -> None:

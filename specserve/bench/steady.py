@@ -28,19 +28,25 @@ _SUMS = {
     "first_drafted": ("spec_decode_num_draft_tokens_per_pos_total", "0"),
     "first_kept": ("spec_decode_num_accepted_tokens_per_pos_total", "0"),
     "wall_s": ("round_seconds_sum", ""),
-    "draft_s": ("worker_busy_seconds_total", "draft"),
-    "target_s": ("worker_busy_seconds_total", "forward sampling"),
+    "draft_s": ("worker_busy_seconds_total", "draft/draft"),
+    "target_s": ("worker_busy_seconds_total", "target/forward target/sampling"),
     "overlap_s": ("overlap_seconds_total", ""),
     "hits": ("spec_decode_outcomes_total", "hit"),
     "misses": ("spec_decode_outcomes_total", "miss"),
     "rounds": ("round_seconds_count", ""),
-    "wire_s": ("worker_wait_seconds_total", "wire"),
+    "wire_s": ("worker_wait_seconds_total", "draft/wire target/wire"),
     "bytes": ("network_bytes_total", ""),
+    "draft_steps": ("emulated_steps_total", "draft/in_time draft/late draft/refused"),
+    "draft_late": ("emulated_steps_total", "draft/late"),
+    "draft_refused": ("emulated_steps_total", "draft/refused"),
+    "target_steps": ("emulated_steps_total", "target/in_time target/late target/refused"),
+    "target_late": ("emulated_steps_total", "target/late"),
+    "target_refused": ("emulated_steps_total", "target/refused"),
 }
-"""Where each field of `Counters` is found: a metric, and which values of the label that tells its parts apart."""
+"""Where each field of `Counters` is found: a metric, and which values of the labels that tell its parts apart."""
 
 _WORKER_LINKS = ("to_target", "from_target", "to_draft", "from_draft")
-_PARTS = ("kind", "phase", "position", "result", "reason")
+_PARTS = ("role", "kind", "phase", "position", "result", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,8 @@ class Counters:
     """Sums since a server started; times are seconds. drafts counts chains that were offered, drafted their tokens.
 
     hits and misses count rows for which outcomes had been drafted ahead; wire_s is that of both workers' messages, and
-    bytes are those of all messages but a request's own way in and out.
+    bytes are those of all messages but a request's own way in and out. Steps are those of emulated devices, late those
+    of them that were told late, refused those that were not told.
     """
 
     tokens: float
@@ -66,6 +73,12 @@ class Counters:
     rounds: float = 0.0
     wire_s: float = 0.0
     bytes: float = 0.0
+    draft_steps: float = 0.0
+    draft_late: float = 0.0
+    draft_refused: float = 0.0
+    target_steps: float = 0.0
+    target_late: float = 0.0
+    target_refused: float = 0.0
 
     @staticmethod
     def of(exposition: str) -> Counters:
@@ -73,8 +86,8 @@ class Counters:
         found: dict[tuple[str, str], float] = {}
         for family in text_string_to_metric_families(exposition):
             for sample in family.samples:
-                labels = [value for key, value in sample.labels.items() if key in _PARTS]
-                place = sample.name.removeprefix("specserve_"), labels[0] if labels else ""
+                part = "/".join(sample.labels[key] for key in _PARTS if key in sample.labels)
+                place = sample.name.removeprefix("specserve_"), part
                 if "link" in sample.labels:
                     place = place[0], "" if sample.labels["link"] in _WORKER_LINKS else sample.labels["link"]
                 found[place] = found.get(place, 0.0) + sample.value

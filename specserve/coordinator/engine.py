@@ -56,7 +56,7 @@ from specserve.metrics import EngineMetrics
 from specserve.text import Tokenizer
 from specserve.tracing import Tracer
 from specserve.transport import Arrived, Channel, PeerLost
-from specserve.transport.messages import Cannot, Failed, Message, Verdict
+from specserve.transport.messages import Cannot, Failed, Message, Push, PushAhead, Verdict
 from specserve.types import (
     ROLES,
     AheadStats,
@@ -252,6 +252,7 @@ class Engine:
     def _from_target(self, message: Message) -> None:
         match message:
             case Verdict():
+                self._count_steps("target", message)
                 self._commit(message)
             case Failed():
                 self._fail_rows(message)
@@ -264,7 +265,15 @@ class Engine:
         if isinstance(message, Failed):
             drafts.failed(message)
         else:
+            if isinstance(message, Push | PushAhead):
+                self._count_steps("draft", message)
             drafts.receive(message, self._clock())
+
+    def _count_steps(self, role: Role, message: Verdict | Push | PushAhead) -> None:
+        """Raises ProtocolError for a count below 0."""
+        if min(message.steps) < 0:
+            raise ProtocolError(f"the {role} counted {message.steps} steps")
+        self._metrics.stepped(role, message.steps)
 
     @property
     def _draft_life(self) -> int | None:

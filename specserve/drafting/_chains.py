@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from specserve.drafting import Job
 from specserve.drafting.workspace import Workspace
 from specserve.errors import SpecserveError
 from specserve.models._stretches import Stretch
+from specserve.sampling import blocks
 from specserve.sampling.constraint import Constraint, restrict
-from specserve.sampling.dists import greedy_choice, process
+from specserve.sampling.dists import process
 from specserve.sampling.noise import Purpose, token_keys, uniform
 from specserve.sampling.processors import Place, apply
 from specserve.sampling.profiles import Profile, Settings
@@ -67,57 +69,51 @@ class Picker:
         self._vocab_size = vocab_size
         self._workspace = workspace
         self._ranked = workspace.ranks
-        self._settings = Settings.of([chain.profile for chain in chains])
-        self._sampled = bool((self._settings.temperature > 0).any())
-        self._shared = torch.tensor([chain.shared_noise for chain in chains])
-        if self._sampled:
-            places = torch.arange(max((len(chain.slots) for chain in chains), default=0))
-            positions = torch.tensor([chain.first for chain in chains])[:, None] + places
-            seeds, branches = self._settings.seeds[:, None], self._settings.branches[:, None]
-            if not bool(self._shared.all()):
-                self._noise = uniform(seeds, Purpose.PROPOSE, positions, branches, places)
-            if bool(self._shared.any()):
-                self._keys = token_keys(seeds, positions, branches)
+        profiles = [chain.profile for chain in chains]
+        self._free = all(profile.processors is None and profile.constraint is None for profile in profiles)
+        self._chance = _Chance.of(chains) if any(profile.temperature > 0 for profile in profiles) else None
 
     def pick(self, rows: list[int], logits: torch.Tensor) -> None:
         """Append one token to each of the chains `rows` from logits [m, V], which may be changed."""
-        logits = self._allowed(rows, logits)
-        finite = logits[:, : self._vocab_size].amax(-1).isfinite()
-        slots = np.array([self._next_slot(row) for row in rows])
-        places = torch.tensor([len(self._chains[row].tokens) for row in rows])
-        tokens = self._draw(rows, places, slots, logits) if self._sampled else self._greedy(slots, logits)
-        for row, token, sound in zip(rows, *torch.stack([tokens, finite.long()]).tolist(), strict=True):
-            chain = self._chains[row]
-            chain.healthy += sound if chain.healthy == len(chain.tokens) else 0
+        chains = [self._chains[row] for row in rows]
+        if not self._free:
+            logits = allowed(logits, chains, self._vocab_size)
+        slots = np.array([chain.slots[len(chain.tokens)] for chain in chains])
+        if self._chance is None:
+            tokens, highest = self._greedy(slots, logits[:, : self._vocab_size])
+        else:
+            highest = logits[:, : self._vocab_size].amax(-1).tolist()
+            tokens = self._draw(
+                self._chance.take(rows, [len(chain.tokens) for chain in chains]), slots, logits
+            ).tolist()
+        for chain, token, value in zip(chains, tokens, highest, strict=True):
+            # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
+            chain.healthy += chain.healthy == len(chain.tokens) and isfinite(value)
             chain.tokens.append(token)
 
-    def _next_slot(self, row: int) -> int:
-        chain = self._chains[row]
-        return int(chain.slots[len(chain.tokens)])
+    def _greedy(self, slots: Array, logits: torch.Tensor) -> tuple[list[int], list[float]]:
+        """The likeliest ids, the lowest on ties, and their logits; one look at all logits, also where they rank."""
+        if not self._ranked:
+            choices = blocks.argmax(logits)
+            return choices.tolist(), logits.gather(1, choices[:, None]).squeeze(1).tolist()
+        values, ids = likeliest(logits, max(2, self._ranked))
+        self._workspace.rank(slots, ids[:, : self._ranked])
+        tied = values.shape[1] > 1 and (values[:, 0] == values[:, 1]).any()  # in any order then
+        return (blocks.argmax(logits) if tied else ids[:, 0]).tolist(), values[:, 0].tolist()
 
-    def _allowed(self, rows: list[int], logits: torch.Tensor) -> torch.Tensor:
-        """Logits after the requests' processors and grammars."""
-        return allowed(logits, [self._chains[row] for row in rows], self._vocab_size)
-
-    def _greedy(self, slots: Array, logits: torch.Tensor) -> torch.Tensor:
-        if self._ranked:
-            self._workspace.rank(slots, likeliest(logits[:, : self._vocab_size], self._ranked))
-        return greedy_choice(logits, self._vocab_size)
-
-    def _draw(self, rows: list[int], places: torch.Tensor, slots: Array, logits: torch.Tensor) -> torch.Tensor:
-        index = torch.tensor(rows)
-        settings = self._settings.take(index)
+    def _draw(self, chance: _Chance, slots: Array, logits: torch.Tensor) -> torch.Tensor:
+        """Tokens int64 [m] by chance; what they are drawn from is kept, also where a row is greedy."""
+        settings = chance.settings
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         self._workspace.put(slots, dist)
-        shared = self._shared[index]
-        if bool(shared.all()):
-            return self._race(slots, self._keys[index, places])
-        tokens = self._workspace.draw(slots, self._noise[index, places])
+        if chance.all_shared:
+            return self._race(slots, chance.keys)
+        tokens = self._workspace.draw(slots, chance.noise)
         if self._ranked:
             self._rank(slots, settings.temperature == 0, logits)
-        raced = shared.nonzero().squeeze(1)
+        raced = chance.shared.nonzero().squeeze(1)
         if len(raced):
-            tokens[raced.to(tokens.device)] = self._race(slots[raced.numpy()], self._keys[index, places][raced])
+            tokens[raced.to(tokens.device)] = self._race(slots[raced.numpy()], chance.keys[raced])
         return tokens
 
     def _race(self, slots: Array, keys: torch.Tensor) -> torch.Tensor:
@@ -125,23 +121,61 @@ class Picker:
         if not self._ranked:
             return self._workspace.race(slots, keys)
         ids = self._workspace.likeliest(slots, keys)
-        self._workspace.rank(slots, ids)
+        self._workspace.rank(slots, ids.numpy(force=True))
         return ids[:, 0]
 
     def _rank(self, slots: Array, greedy: torch.Tensor, logits: torch.Tensor) -> None:
         """What each next token may be: by the dist it is drawn from, where it is greedy by logits."""
-        self._workspace.rank(slots, self._workspace.likeliest(slots))
+        self._workspace.rank(slots, self._workspace.likeliest(slots).numpy(force=True))
         rows = greedy.nonzero().squeeze(1)
         if len(rows):
-            ids = likeliest(logits[rows.to(logits.device), : self._vocab_size], self._ranked)
+            _, ids = likeliest(logits[rows.to(logits.device), : self._vocab_size], self._ranked)
             self._workspace.rank(slots[rows.numpy()], ids)
 
 
-def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [m, count]: the ids of the largest logits, best first; −1 where fewer are allowed at all."""
-    values, ids = logits.topk(min(count, logits.shape[1]), -1)
-    ids = torch.where(values > -torch.inf, ids, -1)
-    return torch.nn.functional.pad(ids, (0, count - ids.shape[1]), value=-1)
+@dataclass(frozen=True, slots=True)
+class _Chance:
+    """What decides tokens where not all are greedy: of n chains, or of one token of each of n.
+
+    shared bool [n]: the token is raced for; all_shared where all are. noise [n, …] decides the others, keys [n, …, 4]
+    the races, each without elements where nothing needs it.
+    """
+
+    settings: Settings
+    shared: torch.Tensor
+    all_shared: bool
+    noise: torch.Tensor
+    keys: torch.Tensor
+
+    @staticmethod
+    def of(chains: Sequence[Chain]) -> _Chance:
+        """That of all tokens of these chains, [n, longest]."""
+        settings, shared = Settings.of([chain.profile for chain in chains]), [chain.shared_noise for chain in chains]
+        places = torch.arange(max((len(chain.slots) for chain in chains), default=0))
+        positions = torch.tensor([chain.first for chain in chains])[:, None] + places
+        seeds, branches = settings.seeds[:, None], settings.branches[:, None]
+        noise = keys = torch.empty(*positions.shape, 0)
+        if not all(shared):
+            noise = uniform(seeds, Purpose.PROPOSE, positions, branches, places)
+        if any(shared):
+            keys = token_keys(seeds, positions, branches)
+        return _Chance(settings, torch.tensor(shared), all(shared), noise, keys)
+
+    def take(self, rows: list[int], places: list[int]) -> _Chance:
+        """That of one token of each of some chains, in order, no chain twice."""
+        index, at = torch.tensor(rows), torch.tensor(places)
+        whole = len(rows) == len(self.shared)
+        settings = self.settings if whole else self.settings.take(index)
+        return _Chance(settings, self.shared[index], self.all_shared, self.noise[index, at], self.keys[index, at])
+
+
+def likeliest(logits: torch.Tensor, count: int) -> tuple[Array, Array]:
+    """The largest logits of each row [m, V] and their ids int64, [m, min(count, V)] each, on the host, best first.
+
+    An id is −1 where fewer are allowed at all. Equals stand in any order; a NaN is larger than any number.
+    """
+    values, ids = (found.numpy(force=True) for found in logits.topk(min(count, logits.shape[1]), -1))
+    return values, np.where(values > -np.inf, ids, -1)
 
 
 def allowed(logits: torch.Tensor, chains: Sequence[Chain], vocab_size: int) -> torch.Tensor:

@@ -269,7 +269,8 @@ def _best(logits: torch.Tensor, width: int, vocab_size: int) -> torch.Tensor:
     if width == 1:
         return first
     rest = logits[:, :vocab_size].scatter(1, first, -torch.inf)
-    return torch.cat([first, likeliest(rest, width - 1)], 1)
+    others = torch.from_numpy(likeliest(rest, width - 1)[1]).to(first.device)
+    return torch.nn.functional.pad(torch.cat([first, others], 1), (0, width - 1 - others.shape[1]), value=-1)
 
 
 def _index(mask: torch.Tensor) -> list[torch.Tensor]:

@@ -88,7 +88,8 @@ class _Growth:
         self._workspace = workspace
         self._vocab_size = vocab_size
         self.steps = max([1, *(branch.first + len(branch.slots) for branch in branches)])
-        self._guesses = [self._beside_chain(branch) if branch.first == 0 else _UNKNOWN for branch in branches]
+        self._others = [self._beside_chain(trunk) for trunk in trunks] if branches else []
+        self._guesses = [self._beside(branch) if branch.first == 0 else _UNKNOWN for branch in branches]
         self._chains = [self._chain(branch, guess) for branch, guess in zip(branches, self._guesses, strict=True)]
         self._picker = Picker(self._chains, vocab_size, workspace)
 
@@ -98,12 +99,17 @@ class _Growth:
         before = [*trunk.chain[: branch.kept], max(guess, 0)]
         return Chain(trunk.profile, trunk.base, branch.slots, trunk.shared_noise, before)
 
-    def _beside_chain(self, branch: Branch) -> int:
-        """A guess of what comes instead of a chain token: by rank, where that token was picked."""
-        trunk = self._trunks[branch.trunk]
-        ids = self._workspace.ranked(trunk.chain_slots[branch.kept : branch.kept + 1])[0]
-        others = [each for each in ids if each >= 0 and each != trunk.chain[branch.kept]]
-        return others[branch.rank] if branch.rank < len(others) else _UNKNOWN
+    def _beside_chain(self, trunk: Trunk) -> list[list[int]]:
+        """For each chain token what else was likely where it was picked, likeliest first."""
+        ranked = self._workspace.ranked(trunk.chain_slots)
+        return [
+            [each for each in ids if each not in (token, _UNKNOWN)]
+            for token, ids in zip(trunk.chain, ranked, strict=True)
+        ]
+
+    def _beside(self, branch: Branch) -> int:
+        """A guess of what comes instead of a chain token, by rank."""
+        return _at(self._others[branch.trunk][branch.kept], branch.rank)
 
     def _growing(self, step: int) -> list[int]:
         """The branches that take part in a step."""
@@ -151,11 +157,8 @@ class _Growth:
         behind = {branch.trunk for _, branch in late if branch.kept == len(self._trunks[branch.trunk].chain)}
         rankings = self._rankings(sorted(behind), logits)
         for index, branch in late:
-            ranking = rankings.get(branch.trunk, [])
-            if branch.kept < len(self._trunks[branch.trunk].chain):
-                guess = self._beside_chain(branch)
-            else:
-                guess = ranking[branch.rank] if branch.rank < len(ranking) else _UNKNOWN
+            inside = branch.kept < len(self._trunks[branch.trunk].chain)
+            guess = self._beside(branch) if inside else _at(rankings[branch.trunk], branch.rank)
             self._guesses[index] = guess
             self._chains[index].before[-1] = max(guess, 0)
 
@@ -166,19 +169,24 @@ class _Growth:
         trunks = [self._trunks[index] for index in behind]
         nothing = np.empty(0, dtype=np.int64)
         ends = [Chain(trunk.profile, trunk.base, nothing, trunk.shared_noise, list(trunk.chain)) for trunk in trunks]
-        logits = allowed(logits[torch.tensor(behind)], ends, self._vocab_size)
+        logits = allowed(logits if len(behind) == len(logits) else logits[behind], ends, self._vocab_size)
         width = self._workspace.ranks
-        ranked = likeliest(logits[:, : self._vocab_size], width)
+        _, ids = likeliest(logits[:, : self._vocab_size], width)
+        ranked = ids.tolist()
         raced = [at for at, trunk in enumerate(trunks) if trunk.shared_noise]
         if raced:
             # With shared noise it is the race that the target will run which says what it will draw.
-            ranked[torch.tensor(raced)] = self._raced([ends[at] for at in raced], logits[torch.tensor(raced)], width)
-        return {
-            trunk: [token for token in ids if token >= 0] for trunk, ids in zip(behind, ranked.tolist(), strict=True)
-        }
+            for at, order in zip(raced, self._raced([ends[at] for at in raced], logits[raced], width), strict=True):
+                ranked[at] = order
+        return {trunk: [token for token in order if token >= 0] for trunk, order in zip(behind, ranked, strict=True)}
 
-    def _raced(self, ends: Sequence[Chain], logits: torch.Tensor, width: int) -> torch.Tensor:
+    def _raced(self, ends: Sequence[Chain], logits: torch.Tensor, width: int) -> list[list[int]]:
         settings = Settings.of([chain.profile for chain in ends])
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         keys = token_keys(settings.seeds, torch.tensor([chain.first for chain in ends]), settings.branches)
-        return race_ranking(dist, keys, width)
+        ranking: list[list[int]] = race_ranking(dist, keys, width).tolist()
+        return ranking
+
+
+def _at(ranking: Sequence[int], rank: int) -> int:
+    return ranking[rank] if rank < len(ranking) else _UNKNOWN

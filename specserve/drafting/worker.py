@@ -2,7 +2,8 @@
 
 A `Plan` is answered by one message: the `Push` of all its rows, or a `Failed` that names the rows at fault, or none
 when the plan as a whole could not be computed. A `PlanAhead` is answered by a `PushAhead` after every step, or
-likewise. A row whose dists are not finite is no fault: its chain ends there.
+likewise. A row whose dists are not finite is no fault: its chain ends there. So do all chains at a step that the
+hardware refuses to tell the results of: what was fed is cached, and what was pushed before stands.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from specserve import folders
 from specserve.config import Config
 from specserve.drafting import Branch, DraftedTree, Grown, GrowsTrees, Job, Speculator, Trunk, checked
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
-from specserve.errors import ConfigError, ProtocolError
+from specserve.errors import ConfigError, EmulationTooSlow, ProtocolError
 from specserve.models import AtOnce, Backend, DraftHead, Hardware, _memory_plan
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
@@ -100,8 +101,9 @@ class DraftWorker:
                 for job, tree in zip(jobs, drafted, strict=True):
                     _write(job.profile, job.first, tree.spine() if job.levels else tree.tokens)
                 push = self._push(message, jobs, drafted)
-                self._hardware.finish()
-            return replace(push, busy_s=perf_counter() - began)
+                if not self._finished():
+                    push = self._push(message, jobs, [_as_tree([], 0) for _ in jobs])
+            return replace(push, busy_s=perf_counter() - began, steps=self._hardware.counted())
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             return _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -112,6 +114,14 @@ class DraftWorker:
             return self._speculator.grow(jobs, self._shape, self._workspace)
         chains = self._speculator.propose(jobs, self._workspace)
         return [_as_tree(chain, job.depth - 1) for job, chain in zip(jobs, chains, strict=True)]
+
+    def _finished(self) -> bool:
+        """Wait for the hardware; whether its results may be told."""
+        try:
+            self._hardware.finish()
+        except EmulationTooSlow:  # counted, and told with the next message
+            return False
+        return True
 
     def _read(self, message: Plan) -> tuple[list[Job], dict[int, str]]:
         """The jobs of a plan, and for each row that cannot be served why.
@@ -225,10 +235,18 @@ class DraftWorker:
             growing = self._speculator.explore(trunks, branches, self._workspace)
             for step in range(steps):
                 with torch.inference_mode():
-                    push = self._push_ahead(message, step, steps, trunks, branches, next(growing))
-                self._hardware.finish()
+                    grown = next(growing)
+                    told = (
+                        self._events(grown),
+                        self._dists(trunks, (branches[branch].slots[place] for branch, place, _ in grown.tokens)),
+                    )
+                finished = self._finished()
                 now = perf_counter()
-                yield replace(push, busy_s=now - began)
+                events, dists = told if finished else (self._events(Grown()), Dists.none())
+                last = not finished or step == steps - 1
+                yield PushAhead(message.plan, step, last, *events, dists, now - began, self._hardware.counted())
+                if last:
+                    return
                 began = now
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
@@ -296,33 +314,18 @@ class DraftWorker:
         table = np.concatenate([trunk.table[:full], own])
         return Branch(owner, kept, rank, first, slots, table, None if copied < 0 else (copied, int(own[0])))
 
-    def _push_ahead(
-        self,
-        message: PlanAhead,
-        step: int,
-        steps: int,
-        trunks: Sequence[Trunk],
-        branches: Sequence[Branch],
-        grown: Grown,
-    ) -> PushAhead:
+    @staticmethod
+    def _events(grown: Grown) -> tuple[Array, Array, Array]:
+        """Branches, places and tokens, int32 [m] each: the guesses, then the drafted tokens."""
         guesses = [(branch, -1, token) for branch, token in grown.guesses]
-        events = np.array(guesses + grown.tokens, dtype=np.int32).reshape(-1, 3)
-        slots = np.array([branches[branch].slots[place] for branch, place, _ in grown.tokens], dtype=np.int64)
-        return PushAhead(
-            plan=message.plan,
-            step=step,
-            last=step == steps - 1,
-            branches=np.ascontiguousarray(events[:, 0]),
-            places=np.ascontiguousarray(events[:, 1]),
-            tokens=np.ascontiguousarray(events[:, 2]),
-            dists=self._dists(trunks, slots),
-            busy_s=0.0,
-        )
+        branches, places, tokens = np.array(guesses + grown.tokens, dtype=np.int32).reshape(-1, 3).T.copy()
+        return branches, places, tokens
 
-    def _dists(self, rows: Sequence[Job | Trunk], slots: Array) -> Dists:
+    def _dists(self, rows: Sequence[Job | Trunk], slots: Iterable[int]) -> Dists:
         """Every node's dist, or none at all when no node was drawn."""
         drawn = any(row.profile.temperature > 0 and not row.shared_noise for row in rows)
-        return self._workspace.ship(slots) if drawn and len(slots) else Dists.none()
+        wanted = np.array(list(slots) if drawn else (), dtype=np.int64)
+        return self._workspace.ship(wanted) if len(wanted) else Dists.none()
 
 
 def _as_tree(chain: list[int], fed: int) -> DraftedTree:

@@ -174,14 +174,14 @@ class Workspace:
         """int64 [m, count]: the first ids of the kept dists' race under keys [m, 4], the winner first; −1 for none."""
         return self._dists.likeliest(self._checked(slots), count, keys.to(self._device))
 
-    def rank(self, slots: Array, ids: torch.Tensor) -> None:
-        """Keep int64 [m, ranks] beside slots [m]: what else was likely where their tokens were picked."""
-        self._checked(slots)
-        self._ranked[slots] = ids.cpu().numpy()
+    def rank(self, slots: Array, ids: Array) -> None:
+        """Keep int64 [m, ranks], or as many as there are, beside slots [m]: what else was likely at their tokens."""
+        self._check(slots)
+        self._ranked[slots, : ids.shape[1]] = ids
 
     def ranked(self, slots: Array) -> list[list[int]]:
         """What `rank` kept beside these slots. Raises ProtocolError likewise."""
-        self._checked(slots)
+        self._check(slots)
         found: list[list[int]] = self._ranked[slots].tolist()
         return found
 
@@ -193,7 +193,10 @@ class Workspace:
         """Gather hidden states float32 [m, hidden_size] of slots [m]. Raises ProtocolError likewise."""
         return self._hidden[self._checked(slots)]
 
-    def _checked(self, slots: Array) -> torch.Tensor:
+    def _check(self, slots: Array) -> None:
         if len(slots) and (slots.min() < 0 or slots.max() >= self._slots):
             raise ProtocolError(f"slots {slots.tolist()} are not all among the workspace's {self._slots}")
+
+    def _checked(self, slots: Array) -> torch.Tensor:
+        self._check(slots)
         return torch.from_numpy(slots.astype(np.int64)).to(self._device)

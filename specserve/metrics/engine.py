@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from specserve.config import Config, SloConfig
 from specserve.metrics.board import Board, Snapshot
 from specserve.metrics.history import History, Moment
-from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES
+from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, STEP_RESULTS
 from specserve.types import CacheStats, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -251,6 +251,12 @@ class EngineMetrics:
             moment.draft_busy_s += busy_s
         else:
             moment.target_busy_s += busy_s
+
+    def stepped(self, role: Role, steps: tuple[int, int, int]) -> None:
+        """A worker told what became of its emulated steps; real ones are not counted."""
+        for result, count in zip(STEP_RESULTS, steps, strict=True):
+            if count:
+                self._add("specserve_emulated_steps_total", count, role, result)
 
     def waited(self, role: Role, reason: str, seconds: float) -> None:
         """A worker did not compute for a while."""

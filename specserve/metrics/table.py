@@ -74,6 +74,7 @@ def _histogram(name: str, buckets: tuple[float, ...], text: str, **labels: tuple
 
 ROLES = ("draft", "target")
 BUSY_PHASES = {"draft": ("draft",), "target": ("forward", "sampling")}
+STEP_RESULTS = ("in_time", "late", "refused")
 WAITS = ("peer", "wire", "coordinator", "idle", "away")
 """peer: the other worker; wire: a message under way; coordinator: its turn; idle: no request; away: no worker."""
 MEMORY_USES = ("weights", "kv", "logits", "slots", "free")
@@ -142,6 +143,12 @@ ENGINE_METRICS = (
     _histogram("draft_step_seconds", _STEP_S, "Computing time of one plan of the draft worker."),
     _histogram("verify_step_seconds", _STEP_S, "Computing time of one round of the target."),
     _histogram("verify_batch_tokens", _POSITIONS, "Positions in one target forward."),
+    _counter(
+        "emulated_steps",
+        "Results of emulated devices: told in time, late, or refused as their own computing took longer.",
+        role=ROLES,
+        result=STEP_RESULTS,
+    ),
     Metric(
         "specserve_worker_busy_seconds_total",
         "counter",

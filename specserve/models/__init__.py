@@ -129,8 +129,19 @@ class Hardware(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait until what forwards returned, and what was computed from it, may be told to others."""
+        """Wait until what forwards returned, and what was computed from it, may be told to others.
+
+        Raises EmulationTooSlow where that may not be told, as it comes later than from the device that is emulated.
+        """
         ...
+
+    def counted(self) -> Steps:
+        """What was waited for since the last call."""
+        ...
+
+
+Steps = tuple[int, int, int]
+"""Results of an emulated device that were waited for: those that came in time, were late, and were refused."""
 
 
 class AtOnce:
@@ -141,6 +152,10 @@ class AtOnce:
 
     def finish(self) -> None:
         """Nothing to wait for."""
+
+    def counted(self) -> Steps:
+        """Nothing is emulated."""
+        return 0, 0, 0
 
 
 class Backend(Protocol):

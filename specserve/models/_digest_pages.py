@@ -26,23 +26,31 @@ _TOKEN_SPREAD = np.uint64(0xD1342543DE82EF95)  # odd: tokens and positions of an
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """A batch by token [T]: block, offset in it, and row; starts of the rows [n] and the rows' first tokens [n]."""
+    """A batch by token [T]: block, offset in it, slot and row; by row [n]: start and first token."""
 
     blocks: Array
     offsets: Array
+    slots: Array
     rows: Array
     starts: Array
     begins: Array
 
 
 class DigestPages:
-    """`blocks` blocks of `block_tokens` positions. Memory is 8 bytes per position and 16 per block."""
+    """`blocks` blocks of `block_tokens` positions. Memory is 8 bytes per position and 16 per block.
+
+    A step has few tokens, so that it costs what its calls of numpy cost: there are no more of them than it takes.
+    """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._digests = np.zeros((blocks, block_tokens), dtype=np.uint64)
+        self._blocks = blocks
+        self._digests = np.zeros(blocks * block_tokens, dtype=np.uint64)  # by slot: block · block_tokens + offset
+        self._ends = self._digests[block_tokens - 1 :: block_tokens]
         self._parents = np.zeros(blocks, dtype=np.uint64)
         self._filled = np.zeros(blocks, dtype=np.int64)
+        self._begins = np.arange(0, dtype=np.int64)  # of blocks, in positions
+        self._positions = mix(np.arange(0, dtype=np.uint64))
 
     def write(self, batch: RaggedBatch) -> Words:
         """Write a batch; returns the digests uint64 [T] of the histories that end with its tokens.
@@ -56,10 +64,11 @@ class DigestPages:
             return self._write_with_trees(batch)
         flat = self._flat(batch)
         before = self._before(batch, flat)
-        spread = _spread(batch.tokens, batch.positions)
-        total = spread.cumsum(dtype=np.uint64)
-        digests: Words = total + (before - (total - spread)[flat.begins])[flat.rows]
-        self._store(flat, digests, digests - spread)
+        spread = mix(batch.tokens.view(np.uint64) * _TOKEN_SPREAD ^ self._positions[batch.positions])
+        total = spread.cumsum()
+        past = total - spread
+        digests: Words = total + (before - past[flat.begins])[flat.rows]
+        self._store(flat, digests, spread)
         return digests
 
     def _write_with_trees(self, batch: RaggedBatch) -> Words:
@@ -95,21 +104,21 @@ class DigestPages:
         tokens = np.zeros(1, dtype=np.int64)
         row = RaggedBatch(tokens, np.array([length]), np.array([0, 1]), table[None], tokens)
         starts = np.array([length])
-        found: np.uint64 = self._before(row, _Flat(tokens, tokens, tokens, starts, tokens))[0]
+        found: np.uint64 = self._before(row, _Flat(tokens, tokens, tokens, tokens, starts, tokens))[0]
         return found
 
     def _at(self, table: Array, positions: Sequence[int]) -> Words:
         blocks, offsets = np.divmod(np.array(positions, dtype=np.int64), self._block_tokens)
         if (self._filled[table[blocks]] <= offsets).any():
             raise ProtocolError(f"a tree goes on from nodes that were never written, at {list(positions)}")
-        digests: Words = self._digests[table[blocks], offsets]
+        digests: Words = self._digests[table[blocks] * np.int64(self._block_tokens) + offsets]
         return digests
 
     def _put(self, table: Array, position: int, digest: np.uint64, before: np.uint64) -> None:
         """Write one position; what lies past it in its block is void."""
         place, offset = divmod(position, self._block_tokens)
         block = int(table[place])
-        self._digests[block, offset] = digest
+        self._digests[block * self._block_tokens + offset] = digest
         self._filled[block] = offset + 1
         if offset == 0:
             self._parents[block] = before
@@ -125,29 +134,43 @@ class DigestPages:
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Make the blocks `copies` hold what the blocks `sources` hold."""
-        for store in (self._digests, self._parents, self._filled):
+        pages = self._digests.reshape(self._blocks, self._block_tokens)
+        for store in (pages, self._parents, self._filled):
             store[list(copies)] = store[list(sources)]
 
     def _flat(self, batch: RaggedBatch) -> _Flat:
-        lengths = np.diff(batch.offsets)
+        begins = batch.offsets[:-1]
+        lengths = batch.offsets[1:] - begins
         if not len(lengths) or lengths.min() < 1:
             raise ProtocolError(f"a batch of rows with {lengths.tolist()} tokens; each needs at least one")
-        rows = np.repeat(np.arange(len(lengths)), lengths)
-        begins = batch.offsets[:-1]
-        starts = batch.positions[begins]
-        within = np.arange(len(rows)) - begins[rows]
-        if (batch.positions != starts[rows] + within).any() or starts.min() < 0:
+        count = len(lengths)
+        rows = np.arange(count).repeat(lengths)
+        shifts = batch.positions - np.arange(len(rows))  # the same in all of a row
+        firsts = shifts[begins]
+        starts = firsts + begins
+        if (shifts != firsts[rows]).any() or starts.min() < 0:
             raise ProtocolError(f"positions that are not consecutive within a row: {batch.positions.tolist()}")
         places, offsets = np.divmod(batch.positions, self._block_tokens)
-        if places.max() >= batch.tables.shape[1]:
+        self._reach(batch, int(places.max()))
+        blocks = batch.tables[rows, places]
+        self._check("blocks", blocks)
+        return _Flat(blocks, offsets, blocks * np.int64(self._block_tokens) + offsets, rows, starts, begins)
+
+    def _reach(self, batch: RaggedBatch, place: int) -> None:
+        """See that the tables reach up to a block of this number, and that its positions' words are there."""
+        if place >= batch.tables.shape[1]:
             raise ProtocolError(
                 f"position {batch.positions.max()} lies past a table of {batch.tables.shape[1]} blocks of "
                 f"{self._block_tokens} positions"
             )
-        blocks = batch.tables[rows, places]
-        if blocks.min() < 0 or blocks.max() >= len(self._filled):
-            raise ProtocolError(f"blocks {blocks.min()} to {blocks.max()}, but there are {len(self._filled)}")
-        return _Flat(blocks, offsets, rows, starts, begins)
+        if place >= len(self._begins):
+            self._begins = np.arange(2 * place + 2) * self._block_tokens
+            self._positions = mix(np.arange(len(self._begins) * self._block_tokens, dtype=np.uint64))
+
+    def _check(self, what: str, blocks: Array) -> None:
+        lowest, highest = blocks.min(), blocks.max()
+        if lowest < 0 or highest >= self._blocks:
+            raise ProtocolError(f"{what} {lowest} to {highest}, but there are {self._blocks}")
 
     def _before(self, batch: RaggedBatch, flat: _Flat) -> Words:
         """The digest of each row's history before its first token, uint64 [n], once all of it was found."""
@@ -155,17 +178,18 @@ class DigestPages:
         if not held:
             return np.zeros(len(flat.starts), dtype=np.uint64)
         tables = batch.tables[:, :held]
-        if tables.min() < 0 or tables.max() >= len(self._filled):
-            raise ProtocolError(f"tables with blocks {tables.min()} to {tables.max()}: there are {len(self._filled)}")
-        needed = (flat.starts[:, None] - np.arange(held) * self._block_tokens).clip(0, self._block_tokens)
-        ends = self._digests[tables, -1]
-        expected = np.concatenate([np.zeros((len(tables), 1), np.uint64), ends[:, :-1]], 1)
-        sound = (needed == 0) | ((self._filled[tables] >= needed) & (self._parents[tables] == expected))
+        self._check("tables with blocks", tables)
+        needed = np.minimum(flat.starts[:, None] - self._begins[:held], self._block_tokens)
+        parents = self._parents[tables]
+        parents[:, 1:] ^= self._ends[tables[:, :-1]]  # 0 where each block goes on from the one before
+        sound = (self._filled[tables] >= needed) & (parents == 0) | (needed <= 0)
         if not sound.all():
             raise ProtocolError(self._missing(batch, tables, needed, np.argwhere(~sound)[0]))
-        last, offset = np.divmod(np.maximum(flat.starts - 1, 0), self._block_tokens)
-        digests = self._digests[tables[np.arange(len(tables)), last], offset]
-        return np.where(flat.starts > 0, digests, np.uint64(0))
+        newest = flat.starts - 1
+        last, offset = np.divmod(newest, self._block_tokens)  # −1 of a row that starts at 0: the end of some block
+        digests: Words = self._digests[tables[np.arange(len(tables)), last] * np.int64(self._block_tokens) + offset]
+        digests[newest < 0] = 0
+        return digests
 
     def _missing(self, batch: RaggedBatch, tables: Array, needed: Array, at: Array) -> str:
         row, place = at.tolist()
@@ -178,18 +202,23 @@ class DigestPages:
             f"{found}"
         )
 
-    def _store(self, flat: _Flat, digests: Words, before: Words) -> None:
-        begins = np.flatnonzero((flat.offsets == 0) | (np.diff(flat.rows, prepend=-1) != 0))
+    def _store(self, flat: _Flat, digests: Words, spread: Words) -> None:
+        fresh = flat.offsets == 0
+        heads = fresh.copy()
+        heads[flat.begins] = True
+        begins = heads.nonzero()[0]
         touched = flat.blocks[begins]
-        if len(np.unique(touched)) != len(touched):
-            raise ProtocolError(f"blocks {sorted(touched.tolist())} are written by two rows, or twice by one")
-        same = (self._digests[flat.blocks, flat.offsets] == digests) & (flat.offsets < self._filled[flat.blocks])
-        ends = flat.offsets[np.append(begins[1:], len(flat.blocks)) - 1] + 1
-        kept = np.logical_and.reduceat(same, begins)
-        self._filled[touched] = np.where(kept, self._filled[touched], ends)
-        self._digests[flat.blocks, flat.offsets] = digests
-        first = flat.offsets == 0
-        self._parents[flat.blocks[first]] = before[first]
+        written = touched.tolist()
+        if len(set(written)) != len(written):
+            raise ProtocolError(f"blocks {sorted(written)} are written by two rows, or twice by one")
+        filled = self._filled[touched]
+        counts = flat.offsets + 1
+        same = (self._digests[flat.slots] == digests) & (counts <= self._filled[flat.blocks])
+        ends = np.maximum.reduceat(counts, begins)
+        self._filled[touched] = np.where(np.logical_and.reduceat(same, begins), filled, ends)
+        self._digests[flat.slots] = digests
+        if fresh.any():
+            self._parents[flat.blocks[fresh]] = (digests - spread)[fresh]
 
 
 def _spread(tokens: Array, positions: Array) -> Words:

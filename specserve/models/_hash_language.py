@@ -40,6 +40,12 @@ SUPPORT = 16
 FLOOR = -80.0
 """Log-probability of impossible ids: finite, so that grammars and biases may still choose among them."""
 
+# Made once: in a step of few rows, making them would take as long as using them.
+_WEYL = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_ELEVEN, _HALF_WORD = np.uint64(11), np.uint64(32)
+
 _DECAY = 0.5
 _SHARE = 1 / 32
 _WIDTH = 2 * SUPPORT  # the target's ids, then the decoys
@@ -47,10 +53,13 @@ _WIDTH = 2 * SUPPORT  # the target's ids, then the decoys
 
 def mix(words: Words) -> Words:
     """A permutation of 64-bit words with full avalanche (SplitMix64's finaliser; Steele et al., OOPSLA 2014)."""
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    words = words + _WEYL
+    words ^= words >> _SHIFTS[0]
+    words *= _FACTORS[0]
+    words ^= words >> _SHIFTS[1]
+    words *= _FACTORS[1]
+    words ^= words >> _SHIFTS[2]
+    return words
 
 
 def _geometric(count: int) -> Array:
@@ -111,34 +120,46 @@ class HashLanguage:
 
     def __init__(self, seed: int, quality: Quality, *, first: int, count: int, vocab_size: int) -> None:
         self._seed = mix(np.array([seed % 2**64], dtype=np.uint64))
-        self._first, self._count, self._vocab_size = first, count, vocab_size
+        self._first, self._vocab_size = first, vocab_size
+        self._count, self._strides = np.uint64(count), np.uint64(count - 1)
         with np.errstate(divide="ignore"):
             table = np.maximum(np.log(quality.dists), FLOOR)
         self._table = table.astype(np.float32)
         self._bounds = quality.chances.cumsum()[:-1]
+        self._places = np.arange(_WIDTH, dtype=np.uint64)
 
     def target(self, contexts: Words) -> npt.NDArray[np.float32]:
         """The target's logits [m, vocab_size] in contexts uint64 [m]; log-probabilities, but for the floor."""
-        return self._spread(contexts, np.broadcast_to(self._table[0], (len(contexts), _WIDTH)))
+        return self._spread(self._hashed(contexts), self._table[0])
 
     def draft(self, contexts: Words) -> npt.NDArray[np.float32]:
         """The draft's, likewise."""
-        return self._spread(contexts, self._table[self.kinds(contexts)])
+        hashed = self._hashed(contexts)
+        return self._spread(hashed, self._table[self._kinds(hashed)])
 
     def kinds(self, contexts: Words) -> Array:
         """int64 [m]: what the draft is in each context, an index into `Quality.chances`."""
-        uniforms = (mix(mix(contexts ^ self._seed)) >> np.uint64(11)) * 2.0**-53
-        return np.searchsorted(self._bounds, uniforms, side="right")
+        return self._kinds(self._hashed(contexts))
 
     def ids(self, contexts: Words) -> Array:
         """int64 [m, 2 · SUPPORT]: the target's ids, likeliest first, then the decoys; all distinct in a row."""
-        hashed = mix(contexts ^ self._seed)
-        start = (hashed % np.uint64(self._count)).astype(np.int64)
-        stride = 1 + ((hashed >> np.uint64(32)) % np.uint64(self._count - 1)).astype(np.int64)
-        # The count is prime, so that any stride visits every id before it meets one again.
-        return self._first + (start[:, None] + stride[:, None] * np.arange(_WIDTH)) % self._count
+        return self._ids(self._hashed(contexts))
 
-    def _spread(self, contexts: Words, values: Array) -> npt.NDArray[np.float32]:
-        logits = np.full((len(contexts), self._vocab_size), FLOOR, dtype=np.float32)
-        np.put_along_axis(logits, self.ids(contexts), values, 1)
+    def _hashed(self, contexts: Words) -> Words:
+        return mix(contexts ^ self._seed)
+
+    def _kinds(self, hashed: Words) -> Array:
+        return self._bounds.searchsorted((mix(hashed) >> _ELEVEN) * 2.0**-53, side="right")
+
+    def _ids(self, hashed: Words) -> Array:
+        hashed = hashed[:, None]
+        strides = (hashed >> _HALF_WORD) % self._strides
+        # The count is prime, so that any stride (1 at least) visits every id before it meets one again.
+        places = (hashed % self._count + strides * self._places + self._places) % self._count
+        return places.view(np.int64) + self._first
+
+    def _spread(self, hashed: Words, values: Array) -> npt.NDArray[np.float32]:
+        logits = np.empty((len(hashed), self._vocab_size), dtype=np.float32)
+        logits.fill(FLOOR)
+        logits[np.arange(len(hashed))[:, None], self._ids(hashed)] = values
         return logits

@@ -6,6 +6,7 @@ import logging
 from time import perf_counter, sleep, thread_time
 
 from specserve.errors import EmulationTooSlow
+from specserve.models import Steps
 from specserve.models._device_profile import Device
 
 log = logging.getLogger(__name__)
@@ -19,8 +20,8 @@ class Pace:
     The device does one step after the other. A step begins when its batch arrives or, within a batch, with the end of
     the step before; what the host computes until `finish` is inside its time, as it is inside published step times.
 
-    late counts the steps whose results were ready only after that. strict refuses the step where it was the step's own
-    computing that took longer, by its thread's CPU time: what a busy neighbour takes is late, but no fault of ours.
+    late counts the results that were ready only after that. strict refuses those whose own computing took longer, by
+    its thread's CPU time: what a busy neighbour takes is late, but no fault of ours. refused counts them, as does late.
     """
 
     def __init__(self, device: Device, *, strict: bool) -> None:
@@ -30,7 +31,10 @@ class Pace:
         self._wanted_s = 0.0  # what it takes for that, since the last `finish` or the batch's arrival
         self._computing_s = 0.0  # the thread's CPU time then
         self.steps = 0
+        self.results = 0
         self.late = 0
+        self.refused = 0
+        self._told: Steps = (0, 0, 0)
 
     def arrived(self) -> None:
         """See `Hardware`."""
@@ -48,22 +52,28 @@ class Pace:
 
     def finish(self) -> None:
         """Wait until the device is done. Raises EmulationTooSlow."""
-        own, now = thread_time() - self._computing_s, perf_counter()
-        if now > self._free_s:
-            self._note(own)
-        wait_until(self._free_s)
-        self._rest(max(now, self._free_s))
+        own, now, wanted = thread_time() - self._computing_s, perf_counter(), self._wanted_s
+        self.results += wanted > 0
+        late, free_s = wanted > 0 and now > self._free_s, self._free_s
+        wait_until(free_s)
+        self._rest(max(now, free_s))
+        if late:
+            self._note(own, wanted)
 
-    def _note(self, own_s: float) -> None:
-        if not self._wanted_s:
-            return
+    def counted(self) -> Steps:
+        """See `Hardware`."""
+        before = self._told
+        self._told = self.results - self.late, self.late - self.refused, self.refused
+        return self._told[0] - before[0], self._told[1] - before[1], self._told[2] - before[2]
+
+    def _note(self, own_s: float, wanted_s: float) -> None:
         self.late += 1
-        wanted = f"the emulated device takes {self._wanted_s * 1000:.2f} ms"
-        told = f"computed for {own_s * 1000:.2f} ms of CPU time; {wanted}"
-        if self._strict and own_s > self._wanted_s:
-            raise EmulationTooSlow(f"a step {told}; use a slower profile or smaller batches, or set strict: false")
+        told = f"computed for {own_s * 1000:.2f} ms of CPU time; the emulated device takes {wanted_s * 1000:.2f} ms"
         if self.late & (self.late - 1) == 0:
-            log.warning("%d of %d emulated steps were late; the last one %s", self.late, self.steps, told)
+            log.warning("%d of %d emulated results were late; the last one %s", self.late, self.results, told)
+        if self._strict and own_s > wanted_s:
+            self.refused += 1
+            raise EmulationTooSlow(f"a step {told}; use a slower profile or smaller batches, or set strict: false")
 
 
 def wait_until(deadline: float) -> None:

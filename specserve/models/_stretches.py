@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,11 @@ class Stretch:
 
 def split(name: str, values: Array, lengths: Array) -> list[Array]:
     """Cut a flat column into rows. Raises ProtocolError when the lengths do not add up to it."""
-    if (lengths < 0).any() or int(lengths.sum()) != len(values):
-        raise ProtocolError(f"{name}: lengths {lengths.tolist()} do not add up to its {len(values)} values")
-    return np.split(values, np.cumsum(lengths)[:-1])
+    counts = lengths.tolist()
+    ends = [0, *accumulate(counts)]
+    if min(counts, default=0) < 0 or ends[-1] != len(values):
+        raise ProtocolError(f"{name}: lengths {counts} do not add up to its {len(values)} values")
+    return [values[begin:end] for begin, end in pairwise(ends)]
 
 
 def one_length(**columns: Array) -> int:
@@ -70,18 +73,27 @@ def stretches_of(batch: RaggedBatch) -> list[Stretch]:
 
 def ragged(stretches: Sequence[Stretch]) -> RaggedBatch:
     """One batch of these rows, in order; none of them may be empty."""
-    lengths = np.array([len(s.tokens) for s in stretches], dtype=np.int64)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    lengths, wanted = np.array([(len(s.tokens), s.wanted) for s in stretches], dtype=np.int64).reshape(-1, 2).T
     tables = np.zeros((len(stretches), max(len(s.table) for s in stretches)), dtype=np.int32)
-    for row, stretch in enumerate(stretches):
-        tables[row, : len(stretch.table)] = stretch.table
-    ends = offsets[1:].tolist()
+    for row, stretch in zip(tables, stretches, strict=True):
+        row[: len(stretch.table)] = stretch.table
+    starts, owners = np.array([(s.start, s.owner) for s in stretches], dtype=np.int64).T
+    ends = lengths.cumsum()
     return RaggedBatch(
-        tokens=np.concatenate([np.asarray(s.tokens, dtype=np.int64) for s in stretches]),
-        positions=np.concatenate([np.arange(s.start, s.start + len(s.tokens)) for s in stretches]),
-        offsets=offsets,
+        tokens=np.concatenate([s.tokens for s in stretches], dtype=np.int64, casting="unsafe"),
+        positions=_runs(starts, lengths, ends),
+        offsets=np.concatenate([_ZERO, ends]),
         tables=tables,
-        wanted=np.concatenate([np.arange(end - s.wanted, end) for end, s in zip(ends, stretches, strict=True)]),
-        owners=np.array([s.owner for s in stretches], dtype=np.int64),
+        wanted=_runs(ends - wanted, wanted, wanted.cumsum()),
+        owners=owners,
         trees={row: s.tree for row, s in enumerate(stretches) if s.tree is not None},
     )
+
+
+_ZERO = np.zeros(1, dtype=np.int64)
+
+
+def _runs(starts: Array, lengths: Array, ends: Array) -> Array:
+    """Runs of consecutive numbers, one behind the other; ends are the running sums of their lengths."""
+    runs: Array = np.arange(ends[-1]) + (starts - ends + lengths).repeat(lengths)
+    return runs

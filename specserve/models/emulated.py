@@ -13,6 +13,7 @@ them. Answers end at their token limit only: the language never says its end tok
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch

@@ -242,7 +242,7 @@ class Push(Message):
     nodes, −1 for the root), slots, fed bool (its KV is written), sampled bool (may be offered to the target);
     dists one row per node, in node order, or no rows when the nodes were chosen without chance. Siblings of a tree
     have one slot, that of the dist which the first of them was drawn from, and one row of dists, at their first.
-    busy_s is the time that the worker computed.
+    busy_s is the time that the worker computed. steps: see `models.Steps`, of what came since the last message.
     """
 
     plan: int
@@ -258,6 +258,7 @@ class Push(Message):
     sampled: Array
     dists: Dists
     busy_s: float
+    steps: tuple[int, int, int] = (0, 0, 0)
 
 
 @_register
@@ -268,7 +269,7 @@ class PushAhead(Message):
     branches [m] index the plan's branches; places [m]: −1 for a branch's guess, else how many drafted tokens stand
     between it and this one; tokens [m]; dists: one row per token that is not a guess, in order, or no rows when these
     were chosen without chance. With the first push the trunks are fed; after the last one nothing of the plan is
-    written any more. busy_s is the time that the worker computed since the last push.
+    written any more. busy_s is the time that the worker computed since the last push; steps as in `Push`.
     """
 
     plan: int
@@ -279,6 +280,7 @@ class PushAhead(Message):
     tokens: Array
     dists: Dists
     busy_s: float
+    steps: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +338,7 @@ class Verdict(Message):
     hidden holds the states at the fed positions and at those of the kept tokens, of each row that asked, in order.
     drafted holds chains behind the next tokens, at most as long as the round's `depths`.
     last [n], no elements where all rows are chains: the last kept node of each row, −1 for none.
+    steps as in `Push`.
     """
 
     round: int
@@ -350,6 +353,7 @@ class Verdict(Message):
     hidden: Hidden = _NO_HIDDEN
     drafted: Drafted = _NO_DRAFTED
     last: Array = field(default_factory=empty)
+    steps: tuple[int, int, int] = (0, 0, 0)
 
 
 @_register

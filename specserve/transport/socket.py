@@ -30,6 +30,7 @@ from specserve.transport.traffic import Traffic
 _LONGEST_IPC_PATH = 100  # bytes; the kernel's limit for the path of a socket is 107
 _LARGE_FRAME = 65536  # bytes; from here on a copy costs more than keeping ZMQ's own buffer alive
 _LARGEST_FRAME = 1 << 30
+_SMALL_FRAMES = 3  # header, head and small arrays, in front of the large ones
 _MESSAGES_UNDERWAY = 4096
 
 
@@ -73,13 +74,19 @@ class SocketChannel:
         with self._lock:
             header = HEADER.pack(MAGIC, VERSION, self._nonce, self._life, self._sender, self._sequence)
             try:
-                self._socket.send_multipart([header, *frames], zmq.NOBLOCK, copy=False)
+                self._send([header, *frames])
             except zmq.Again:
                 raise ChannelError(f"the peer has {_MESSAGES_UNDERWAY} messages unread; it is gone or stuck") from None
             except zmq.ZMQError as error:
                 raise ChannelError(f"cannot send {type(message).__name__}: {error}") from None
             self._sequence += 1
         self._traffic.sent(self._peer, message, frames, packing_s)
+
+    def _send(self, frames: Sequence[Buffer]) -> None:
+        # A small frame that is not copied costs an object with a lock and two callbacks.
+        for frame in frames[:-1]:
+            self._socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=len(frame) < _LARGE_FRAME)
+        self._socket.send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < _LARGE_FRAME)
 
     @property
     def closed(self) -> bool:
@@ -216,16 +223,23 @@ class Endpoint:
         """Take what is there; true when it was time to stop."""
         while True:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._receive()
             except zmq.Again:
                 return False
             except zmq.ZMQError as error:
                 self.dropped[f"receive error {error.errno}"] += 1
                 return False
-            buffers = [frame.bytes if len(frame) < _LARGE_FRAME else frame.buffer for frame in frames]
-            if len(buffers) == 1 and buffers[0] == self._stop_word:
+            if len(frames) == 1 and frames[0] == self._stop_word:
                 return True
-            self._take(buffers)
+            self._take(frames)
+
+    def _receive(self) -> list[Buffer]:
+        """One message. Its large arrays stay in ZMQ's own buffers. Raises zmq.Again when there is none."""
+        frames: list[Buffer] = [self._socket.recv(zmq.NOBLOCK)]
+        while self._socket.get(zmq.RCVMORE):
+            large = len(frames) >= _SMALL_FRAMES
+            frames.append(self._socket.recv(copy=False).buffer if large else self._socket.recv())
+        return frames
 
     def _take(self, frames: Sequence[Buffer]) -> None:
         peer = self._peers.admit(frames[0])

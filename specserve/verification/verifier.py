@@ -25,7 +25,7 @@ import torch
 
 from specserve import folders
 from specserve.config import NO_SPECULATOR, Config, EngineConfig
-from specserve.errors import ConfigError, ProtocolError
+from specserve.errors import ConfigError, EmulationTooSlow, ProtocolError
 from specserve.models import AtOnce, Backend, Hardware, HoldsTrees, Move, ShowsHidden, _memory, _memory_plan
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -61,6 +61,9 @@ from specserve.verification._tree import DraftTree, follow
 from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
 
 LayersRead = Callable[[Config], tuple[int, ...]]
+
+_TRIES = 3
+"""Of a round whose results are refused: its first step after a pause may be slow, and the next one is not."""
 
 log = logging.getLogger(__name__)
 
@@ -127,12 +130,13 @@ class Verifier:
     def _verify(self, message: Verify) -> Message:
         try:
             with torch.inference_mode():
-                return self._round(message)
+                return self._round(message, _TRIES)
         except Exception as error:  # whatever one batch provokes must not end the worker
             log.exception("round %d failed", message.round)
             return _failed(message.round, {}, f"{type(error).__name__}: {error}")
 
-    def _round(self, message: Verify) -> Message:
+    def _round(self, message: Verify, tries: int) -> Message:
+        """Compute a round; again, while there are tries, where the hardware refuses to tell the results."""
         began = perf_counter()
         self._hardware.arrived()
         rows, faults = read(message, self._profiles, self._backend.vocab_size)
@@ -158,7 +162,12 @@ class Verifier:
         kept = self._settle(rows, last)
         scores, prompt_scores = scorer.emitted(last, chosen), scorer.prompt()
         judging_s = perf_counter() - forwarded
-        self._hardware.finish()
+        try:
+            self._hardware.finish()
+        except EmulationTooSlow:
+            if tries == 1:
+                raise
+            return self._round(message, tries - 1)
         if not healthy.all():
             reason = "the target's logits are not finite"
             return _failed(message.round, {int(row): reason for row in message.rows[healthy == 0]}, reason)
@@ -176,6 +185,7 @@ class Verifier:
             shown(message, rows, last, self._backend),
             drafted,
             last.astype(np.int32) if len(message.parents) else empty(),
+            self._hardware.counted(),
         )
 
     def _settle(self, rows: Sequence[Row], last: Array) -> Array:

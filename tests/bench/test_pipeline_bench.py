@@ -56,6 +56,8 @@ def exposition(*rounds: RoundStats) -> str:
         metrics.computed("draft", {"draft": stats.draft_busy_s}, 0.001)
         metrics.computed("target", {"forward": stats.forward_s, "sampling": stats.sampling_s}, 0.001)
         metrics.overlapped(0.003)
+        metrics.stepped("draft", (10, 2, 1))
+        metrics.stepped("target", (1, 0, 0))
     return metrics.render()
 
 
@@ -88,8 +90,16 @@ def test_a_row_of_the_table_follows_from_the_counters():
     assert ahead["hit_rate"] == pytest.approx(2 / 3)
     assert serial["hit_rate"] is None
     (shown,) = pipeline.table([ahead])
-    assert list(shown.values()) == list(ahead.values())[2:-1]
+    assert list(shown.values())[:-2] == list(ahead.values())[2:-7]
+    assert list(shown.values())[-2:] == ["10, 5 of 65", "0, 0 of 5"]
     assert serial["limit_tokens_per_s"] < ahead["limit_tokens_per_s"]
+
+
+def test_of_several_runs_the_middle_one_is_shown_between_the_others():
+    """Three runs in any order, and two, of which neither is the middle: the slower one."""
+    runs = [{"tokens_per_s": speed, "batch": number} for number, speed in enumerate((150.0, 130.0, 190.0))]
+    assert pipeline._middle(runs) == {"tokens_per_s": 150.0, "batch": 0, "slowest": 130.0, "fastest": 190.0}
+    assert pipeline._middle(runs[::2])["tokens_per_s"] == 150.0
 
 
 @pytest.mark.parametrize(
@@ -100,6 +110,7 @@ def test_a_row_of_the_table_follows_from_the_counters():
         ({"temperatures": (-1.0,)}, "--temperature"),
         ({"depths": (0,)}, "--depth"),
         ({"window_s": 1e3}, "--window"),
+        ({"rounds": 0}, "--rounds"),
         ({"profile": "none"}, "device profile"),
     ],
 )

@@ -199,5 +199,7 @@ class TreeHistoryMachine(HistoryMachine):
         )
 
 
-TestTreeHistory = TreeHistoryMachine.TestCase
-TestTreeHistory.settings = TestHistory.settings
+@histories(8, 50)
+def test_options_look_back_along_trees(examples):
+    """A node's history is its own path."""
+    hold(TreeHistoryMachine, examples, steps=40)

@@ -234,7 +234,7 @@ def test_steps_of_one_batch_follow_each_other_on_the_device():
                 pace.finish()
                 sleep(0.002)
         assert perf_counter() - began >= 0.03 + 0.002
-        assert pace.late == 0
+        assert pace.refused == 0
 
 
 def test_a_step_that_computed_longer_than_its_device_is_refused_where_asked_and_counted_anyhow():
@@ -250,14 +250,18 @@ def test_a_step_that_computed_longer_than_its_device_is_refused_where_asked_and_
 
     lenient, strict = Pace(device(0.1), strict=False), Pace(device(0.1), strict=True)
     busy_step(lenient)
-    assert lenient.late == 1
-    with pytest.raises(EmulationTooSlow, match=r"0\.10 ms"):
-        busy_step(strict)
-    pace = Pace(device(50), strict=True)
+    assert lenient.counted() == (0, 1, 0)
+    for _ in range(2):
+        with pytest.raises(EmulationTooSlow, match=r"0\.10 ms"):
+            busy_step(strict)
+    assert strict.counted() == (0, 0, 2)
+    busy_step(lenient)
+    assert (lenient.counted(), lenient.counted()) == ((0, 1, 0), (0, 0, 0))
+    pace = Pace(device(500), strict=True)
     pace.arrived()
     pace.step(1, 1)
     pace.finish()
-    assert pace.late == 0
+    assert pace.counted() == (1, 0, 0)
 
 
 def test_a_batch_without_a_forward_is_never_late():
