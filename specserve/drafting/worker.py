@@ -21,8 +21,9 @@ from specserve import folders
 from specserve.config import Config
 from specserve.drafting import Branch, Grown, Job, Speculator, Trunk, checked
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
-from specserve.errors import ProtocolError
+from specserve.errors import GroupLost, ProtocolError
 from specserve.models import AtOnce, DraftHead, Hardware, _memory_plan
+from specserve.models._ranks import RankGroup
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 
 class DraftWorker:
-    """A `transport.Worker` that holds a speculator and its slots. Never raises from `handle`.
+    """A `transport.Worker` that holds a speculator and its slots. `handle` raises GroupLost only.
 
     vocab_size bounds the tokens that may be fed; block_tokens is the size of the backend's pages. picks says for each
     rule how its drafted tokens are picked; those that are not in it are sampled. Only sampled tokens need their dists
@@ -98,6 +99,8 @@ class DraftWorker:
                 push = self._push(message, jobs, chains)
                 self._hardware.finish()
             return replace(push, busy_s=perf_counter() - began)
+        except GroupLost:
+            raise  # not this batch's fault: the whole worker is of no use
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             return _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -212,6 +215,8 @@ class DraftWorker:
                 now = perf_counter()
                 yield replace(push, busy_s=now - began)
                 began = now
+        except GroupLost:
+            raise  # not this batch's fault: the whole worker is of no use
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             yield _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -322,10 +327,10 @@ def _failed(batch: int, reason: str) -> Failed:
     return Failed(batch, np.empty(0, dtype=np.int64), reason)
 
 
-def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
+def build(config: Config, ranks: RankGroup | None = None) -> tuple[DraftWorker, WorkerInfo]:
     """Load the draft that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     slots = partial(_memory_plan.slot_bytes, config.draft, config.engine)
-    backend, info = load_backend(config.draft_model, "draft", config.engine, slots)
+    backend, info = load_backend(config.draft_model, "draft", config.engine, slots, ranks)
     name = config.draft.speculator
     built = folders.load("drafting", name).build(config.draft, backend, info.vocab_size)
     speculator = cast(Speculator, checked(name, built, ("propose", "explore")))

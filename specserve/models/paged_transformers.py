@@ -64,7 +64,7 @@ class PagedTransformers:
         model.set_attn_implementation(_attention.NAME)
         _linear.speed_up(model)
         self._layouts, self._vocab_size = self._discover()
-        self._flat = FlatDecoder.of(model, {layer: layout.window for layer, layout in self._layouts.items()})
+        self._flat = FlatDecoder.of(model, self._layouts)
         self._pages: Pages | None = None
         self._states = NoRowStates()
         self._invariant = False

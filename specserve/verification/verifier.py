@@ -23,8 +23,9 @@ import torch
 
 from specserve import folders
 from specserve.config import NO_SPECULATOR, Config, EngineConfig
-from specserve.errors import ConfigError, ProtocolError
+from specserve.errors import ConfigError, GroupLost, ProtocolError
 from specserve.models import AtOnce, Backend, Hardware, ShowsHidden, _memory
+from specserve.models._ranks import RankGroup
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling.constraint import restrict
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class Verifier:
-    """A `transport.Worker` that holds the target. Never raises from `handle`.
+    """A `transport.Worker` that holds the target. `handle` raises GroupLost only.
 
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
     configures the rules; grammars are needed for structured requests only; hardware is what results are waited for on,
@@ -101,6 +102,8 @@ class Verifier:
         try:
             with torch.inference_mode():
                 return self._round(message)
+        except GroupLost:
+            raise  # not this batch's fault: the whole worker is of no use
         except Exception as error:  # whatever one batch provokes must not end the worker
             log.exception("round %d failed", message.round)
             return _failed(message.round, {}, f"{type(error).__name__}: {error}")
@@ -215,9 +218,9 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
     return Failed(round_id, np.array(list(faults), dtype=np.int64), reason or "; ".join(faults.values()))
 
 
-def build(config: Config) -> tuple[Verifier, WorkerInfo]:
+def build(config: Config, ranks: RankGroup | None = None) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    backend, info = load_backend(config.target, "target", config.engine)
+    backend, info = load_backend(config.target, "target", config.engine, ranks=ranks)
     _show_hidden(backend, config)
     grammars = Grammars(Tokenizer.load(prepare(config.target, log.info, role="target")))
     verifier = Verifier(
