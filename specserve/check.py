@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """What one worker will hold on its device, in bytes; kv is None where config.json does not tell."""
+    """What one worker will hold on its device, or on each of them, in bytes; kv is None where config.json is silent."""
 
     role: Role
     folder: Path
@@ -123,13 +123,15 @@ def _tracing(config: Config) -> Iterator[Finding]:
 
 
 def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
-    from specserve.models import loading
+    from specserve.models import _tensor_parallel, loading
 
     folder = loading.prepare(model, lambda _: None, role=role)
     if loading.backend_of(folder, model) == loading.EMULATED:
         yield _emulated(role, model, folder, config)
         return
     device = loading.device_of(model)
+    if model.tensor_parallel > 1:
+        _tensor_parallel.refuse_undivided(model, folder)
     if loading.backend_of(folder, model) == loading.RECURRENT and role == "draft":
         raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
     on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -145,9 +147,15 @@ def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeed
         blocks = loading.derive_blocks(model, cast("Backend", described), block_tokens, rows, room)
         kv = blocks * described.bytes_per_block(block_tokens)
         full = blocks * block_tokens // described.context_length
-        text = f"{blocks} KV blocks, {told(kv)}: {full} sequences of the full {described.context_length} positions"
+        each = f" for each of {model.tensor_parallel} ranks" if model.tensor_parallel > 1 else ""
+        text = (
+            f"{blocks} KV blocks, {told(kv)}{each}: {full} sequences of the full {described.context_length} positions"
+        )
         yield Finding(role, text)
-    needs.append(ModelNeeds(role, folder, device, _memory_plan.weight_bytes(folder, model), kv))
+    # Ranks on a CPU share this machine's memory; on GPUs each has its own.
+    ranks, here = model.tensor_parallel, model.tensor_parallel if device.type == "cpu" else 1
+    weights = _memory_plan.weight_bytes(folder, model) * here // ranks
+    needs.append(ModelNeeds(role, folder, device, weights, None if kv is None else kv * here))
 
 
 def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, device: torch.device) -> int:
@@ -155,7 +163,7 @@ def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, devic
     from specserve.models import loading
 
     vocab_size = int(loading.read_model_config(folder).get("vocab_size", 0))
-    weights = _memory_plan.weight_bytes(folder, model)
+    weights = _memory_plan.weight_bytes(folder, model) // model.tensor_parallel
     slots = _memory_plan.slot_bytes(config.draft, config.engine, vocab_size) if role == "draft" else 0
     plan = _memory_plan.plan(config.engine, vocab_size, device, weights, slots)
     return replace(plan, free=plan.free - weights).kv_room(role, device)
@@ -207,7 +215,7 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
     kv_heads = getattr(found, "num_key_value_heads", None) or heads
     head_dim = getattr(found, "head_dim", None) or found.hidden_size // heads
     itemsize = cast("torch.dtype", getattr(torch, model.dtype)).itemsize
-    return _Described(context, layers * kv_heads * 2 * head_dim * itemsize)
+    return _Described(context, layers * kv_heads * 2 * head_dim * itemsize // model.tensor_parallel)
 
 
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
@@ -275,7 +283,8 @@ def _placement(config: Config) -> Iterator[Finding]:
     from specserve.cluster.placement import plan
 
     with_draft = config.engine.depth > 0 and drafting.has_worker(config.draft)
-    node = {"CPU": float(logical_cpus(config.cluster.ingress_replicas)), "GPU": float(torch.cuda.device_count())}
+    cpus = logical_cpus(config.cluster.ingress_replicas, workers=config.worker_processes)
+    node = {"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}
     placed = plan(config, with_draft=with_draft, nodes=[node])
     devices = [f"{role} on {'a GPU' if placed.on_gpu(role) else 'CPU'}" for role in placed.roles]
     yield Finding("placement", f"{placed.strategy} on this machine: " + ", ".join(devices))

@@ -56,13 +56,20 @@ class ModelConfig(Section):
     resources: dict[str, float] = Field(
         default_factory=dict, description="Ray resources that its node must have besides CPU and GPU: {draft_node: 1}"
     )
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="processes, each with a device of its own, that hold the model together"
+    )
+    rank_placement: Literal["STRICT_PACK", "PACK"] = Field(
+        "STRICT_PACK",
+        description="STRICT_PACK keeps those processes on one node, PACK lets them be on several",
+    )
     context_length: int | None = Field(None, ge=16, description="cap on the model's own context, in tokens")
     kv_blocks: int | None = Field(None, ge=1, description="KV pages; None derives them from kv_memory_gib")
     kv_memory_gib: float | None = Field(
         None,
         gt=0,
-        description="memory for KV pages when kv_blocks is None; None takes most of what a GPU has free, and on a CPU "
-        "at most 1 GiB for the target and half of that for a draft",
+        description="memory for KV pages, of each process, when kv_blocks is None; None takes most of what a GPU has "
+        "free, and on a CPU at most 1 GiB for the target and half of that for a draft",
     )
     allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
     trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
@@ -415,11 +422,25 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_process_where_bits_count(self) -> Config:
+        if self.engine.batch_invariant and self.target.tensor_parallel > 1:
+            raise ValueError(
+                f"engine.batch_invariant is not there for target.tensor_parallel {self.target.tensor_parallel}, "
+                f"where sums over processes depend on their size; switch one of them off"
+            )
+        return self
+
     @property
     def draft_model(self) -> ModelConfig:
         """The draft's model, which knows its target."""
         named = self.draft.model
         return named.model_copy(update={"target": named.target or self.target.source})
+
+    @property
+    def worker_processes(self) -> int:
+        """Processes of one pipeline that hold models, at most."""
+        return self.target.tensor_parallel + self.draft.model.tensor_parallel
 
     @property
     def served_name(self) -> str:

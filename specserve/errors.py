@@ -187,6 +187,12 @@ class VerifierLost(Unavailable):
     code = "verifier_lost"
 
 
+class GroupLost(Unavailable):
+    """The ranks of a tensor-parallel worker lost each other: the worker is of no use until all of them are replaced."""
+
+    code = "group_lost"
+
+
 class EmulationTooSlow(SpecserveError):
     """A step of an emulated device took longer to compute than the device takes; its timing would be a lie."""
 

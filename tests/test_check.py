@@ -51,6 +51,19 @@ def test_kv_that_cannot_hold_one_context_is_a_problem(folders) -> None:
     assert problems(config_of(folders, target={"kv_blocks": 3, "context_length": 48})) == []
 
 
+def test_two_ranks_share_weights_and_have_half_of_the_kv_each(folders) -> None:
+    """On a CPU both count; what they cannot share out is a problem in the words of the start."""
+    one, two = (
+        lines(config_of(folders, target={"kv_blocks": 64, "tensor_parallel": ranks}), "target")[1] for ranks in (1, 2)
+    )
+    kv_of_one, kv_of_two = (float(line.split("KV blocks, ")[1].split()[0]) for line in (one, two))
+    assert kv_of_two == pytest.approx(kv_of_one / 2, abs=0.06)
+    assert "for each of 2 ranks" in two
+    totals = [lines(config_of(folders, target={"kv_blocks": 64, "tensor_parallel": n}), "memory")[0] for n in (1, 2)]
+    assert totals[0] == totals[1]
+    assert "tensor_parallel 3 does not divide" in problems(config_of(folders, target={"tensor_parallel": 3}))[0]
+
+
 def test_memory_counts_weights_in_their_dtype_and_both_kvs(folders) -> None:
     """bfloat16 halves the weights; more than the machine has is a problem."""
     full = lines(config_of(folders), "memory")[0]

@@ -5,22 +5,24 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import ray
 
 from specserve import config as configs
 from specserve import logs
-from specserve.cluster.link import EchoAddress, Link, measure
+from specserve.cluster.link import Echo, EchoAddress, Link, measure
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
-from specserve.errors import ProtocolError
-from specserve.models import _memory_plan
-from specserve.models.loading import prepare
+from specserve.errors import GroupLost, ProtocolError
+from specserve.models import Backend, _memory_plan
+from specserve.models._ranks import Meeting, MeetingPlace, RankGroup, arrive
+from specserve.models.loading import device_of, prepare
 from specserve.models.vocabulary import token_ids
 from specserve.transport import Worker
 from specserve.transport.messages import unpack
@@ -39,11 +41,15 @@ _BUILDERS = {TARGET: "specserve.verification.verifier", DRAFT: "specserve.drafti
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a worker actor tells about itself: its process, whether a model is loaded, what it is doing."""
+    """What a worker actor tells about itself: its process, whether a model is loaded, what it is doing.
+
+    fresh: nothing was asked of it yet, so it can join a new group.
+    """
 
     pid: int
     loaded: bool
     progress: str
+    fresh: bool = False
 
 
 def node_address() -> tuple[str, str]:
@@ -58,14 +64,21 @@ def _in_control_group(method: Method) -> Method:
 
 
 class WorkerActor:
-    """Holds one model for one role. `load` and `connect` take turns; `state` answers at any time."""
+    """Holds one model for one role, or rank's part of it. `load` and `connect` take turns; `state` answers at any time.
 
-    def __init__(self, role: Literal["target", "draft"], config_tree: dict[str, Any]) -> None:
+    Of several ranks only rank 0 is connected to; the others compute what it tells them.
+    """
+
+    def __init__(self, role: Literal["target", "draft"], config_tree: dict[str, Any], rank: int = 0) -> None:
         self._role = role
+        self._rank = rank
         self._config = configs.parse(config_tree)
         logs.configure(self._config.log_format)
         self._model = self._config.target if role == TARGET else self._config.draft_model
         self._progress = "starting"
+        self._begun = False
+        self._place: MeetingPlace | None = None
+        self._ranks: RankGroup | None = None
         self._folder: Path | None = None
         self._worker: Worker | None = None
         self._info: WorkerInfo | None = None
@@ -75,16 +88,71 @@ class WorkerActor:
     @_in_control_group
     def state(self) -> WorkerState:
         """Cheap; answers while a model loads."""
-        return WorkerState(os.getpid(), self._info is not None, self._progress)
+        broken = self._ranks is not None and self._ranks.broken is not None
+        return WorkerState(os.getpid(), self._info is not None and not broken, self._progress, not self._begun)
 
-    def load(self) -> WorkerInfo:
-        """Prepare and load the model, once. Raises ConfigError when the model cannot be served as configured."""
+    def meet(self) -> Meeting:
+        """Where the other ranks find this one, rank 0, when they load."""
+        self._begun = True
+        if self._place is None:
+            _, host = node_address()
+            self._place = MeetingPlace(host, self._config.cluster.start_timeout_s)
+        return self._place.meeting
+
+    def load(self, meeting: Meeting | None = None) -> WorkerInfo:
+        """Prepare and load the model, once. Of several ranks each is given rank 0's meeting, and waits for the others.
+
+        Raises ConfigError when the model cannot be served as configured, and GroupLost when a rank is lost meanwhile.
+        """
+        self._begun = True
         if self._info is None:
             self._folder = prepare(self._model, self._report, role=self._role)
+            if meeting is not None:
+                self._report("meeting the other ranks")
+                self._ranks = self._met(meeting)
             self._report("loading weights")
-            self._worker, self._info = importlib.import_module(_BUILDERS[self._role]).build(self._config)
+            self._info = self._loaded(self._ranks)
             self._report(f"ready on {self._info.device}: {_memory_plan.line(self._info.memory)}")
         return self._info
+
+    def _met(self, meeting: Meeting) -> RankGroup:
+        timeout_s = self._config.cluster.start_timeout_s
+        if (self._rank == 0) != (self._place is not None):
+            raise GroupLost(f"rank {self._rank} of the {self._role} is asked to join a group of another process")
+        store = arrive(meeting, timeout_s) if self._place is None else self._place.store
+        _, host = node_address()
+        return RankGroup(
+            store,
+            self._rank,
+            self._model.tensor_parallel,
+            host=host,
+            device=device_of(self._model),
+            hang_after_s=self._config.engine.hang_after_s,
+        )
+
+    def _loaded(self, ranks: RankGroup | None) -> WorkerInfo:
+        if ranks is None or self._rank == 0:
+            self._worker, info = importlib.import_module(_BUILDERS[self._role]).build(self._config, ranks)
+            return cast(WorkerInfo, info)
+        from specserve.models._worker import load_backend
+
+        part, info = load_backend(self._model, self._role, self._config.engine, ranks=ranks)
+        threading.Thread(target=self._follow, args=(part, ranks), name="specserve-rank", daemon=True).start()
+        return info
+
+    def _follow(self, part: Backend, ranks: RankGroup) -> None:
+        from specserve.models._tensor_parallel import follow
+
+        try:
+            follow(part, ranks)
+        except Exception as error:  # whatever ends this rank ends its group
+            ranks.broken = ranks.broken or f"{type(error).__name__}: {error}"
+            self._report(f"its group is broken: {ranks.broken}")
+
+    def echo(self) -> EchoAddress:
+        """Where another rank may measure how far away this one is, once, within a few seconds."""
+        node_id, host = node_address()
+        return Echo(host, node_id).address
 
     def vocabulary(self) -> dict[str, int]:
         """Every token of the loaded model's tokenizer with its id. Raises ProtocolError before `load`."""
@@ -112,7 +180,7 @@ class WorkerActor:
         return self._session.address
 
     def link_to(self, echo: EchoAddress) -> Link | None:
-        """How far the coordinator's node is; None when it is this one. Raises Unavailable."""
+        """How far the node of this echo is; None when it is this one. Raises Unavailable."""
         node_id, host = node_address()
         return None if node_id == echo.node_id else measure(host, echo)
 
@@ -132,15 +200,15 @@ class WorkerActor:
 class VerifierActor(WorkerActor):
     """The target model."""
 
-    def __init__(self, config_tree: dict[str, Any]) -> None:
-        super().__init__("target", config_tree)
+    def __init__(self, config_tree: dict[str, Any], rank: int = 0) -> None:
+        super().__init__("target", config_tree, rank)
 
 
 class DraftActor(WorkerActor):
     """The draft model."""
 
-    def __init__(self, config_tree: dict[str, Any]) -> None:
-        super().__init__("draft", config_tree)
+    def __init__(self, config_tree: dict[str, Any], rank: int = 0) -> None:
+        super().__init__("draft", config_tree, rank)
 
 
 WORKER_ACTORS: dict[str, Callable[..., WorkerActor]] = {TARGET: VerifierActor, DRAFT: DraftActor}

@@ -93,7 +93,7 @@ def _ray(address: str | None, config: Config) -> contextlib.AbstractContextManag
 def _own_ray(config: Config) -> contextlib.AbstractContextManager[None]:
     cluster = config.cluster
     most = cluster.max_pipelines or cluster.pipelines + cluster.spare_pipelines
-    return local_ray(cluster.max_ingress_replicas or cluster.ingress_replicas, most)
+    return local_ray(cluster.max_ingress_replicas or cluster.ingress_replicas, most, config.worker_processes)
 
 
 @contextlib.contextmanager

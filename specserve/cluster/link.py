@@ -50,6 +50,16 @@ class Link:
             f"cluster.slow_link_s = {slow_link_s:g} if this is meant"
         )
 
+    def warning_of_rank(self, name: str, slow_link_s: float) -> str | None:
+        """As `warning`, for a rank that is on another node than the rank that leads it."""
+        if self.round_trip_s < slow_link_s:
+            return None
+        return (
+            f"{name} on {self.here} is {1000 * self.round_trip_s:.2f} ms away from its rank 0 on {self.there}, and "
+            f"every layer of every step waits for that twice; put the ranks on one node (rank_placement STRICT_PACK), "
+            f"or raise cluster.slow_link_s, of which a tenth is allowed here, if this is meant"
+        )
+
 
 class Echo:
     """Sends back what one peer sends, once, in a thread of its own; gives up after a few seconds."""

@@ -38,15 +38,18 @@ _QUIET: dict[str, str | None] = {
 }
 
 
-def logical_cpus(ingresses: int = 1, pipelines: int = 1) -> int:
-    """CPUs that Ray shall count: the machine's, or what pipelines and ingresses ask for on a smaller one."""
-    needed = ingresses * INGRESS_CPUS + pipelines * (COORDINATOR_CPUS + 2 * WORKER_CPUS)
+def logical_cpus(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> int:
+    """CPUs that Ray shall count: the machine's, or what pipelines and ingresses ask for on a smaller one.
+
+    workers: processes that hold models, in one pipeline.
+    """
+    needed = ingresses * INGRESS_CPUS + pipelines * (COORDINATOR_CPUS + workers * WORKER_CPUS)
     return max(os.cpu_count() or 1, int(-(-needed // 1)))
 
 
 @contextlib.contextmanager
-def local_ray(ingresses: int = 1, pipelines: int = 1) -> Iterator[None]:
-    """Start Ray, with room for so many, and at the end see that every process and file of it is gone."""
+def local_ray(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> Iterator[None]:
+    """Start Ray with room for so many, as `logical_cpus` counts, and see that every process and file of it ends."""
     remove_orphans()
     folder = _own_folder()
     before = processes.descendants()
@@ -57,7 +60,7 @@ def local_ray(ingresses: int = 1, pipelines: int = 1) -> Iterator[None]:
     try:
         with _environment(variables):
             try:
-                _start(_below(folder, "r"), logical_cpus(ingresses, pipelines))
+                _start(_below(folder, "r"), logical_cpus(ingresses, pipelines, workers))
                 yield
             finally:
                 started = processes.descendants() - before

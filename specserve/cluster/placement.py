@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, product
 
 from specserve.config import Config, ModelConfig
@@ -21,21 +21,40 @@ WORKER_CPUS = 1.0
 INGRESS_CPUS = 0.5
 
 
+def rank_name(role: str, rank: int) -> str:
+    """What a process of a role is called; rank 0, which speaks for the others, has the name of the role."""
+    return f"{role}/{rank}" if rank else role
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One bundle per role, in the order of `roles`; strategy as Ray names it."""
+    """Bundles with the roles that they are for, in order; strategy as Ray names it.
+
+    The ranks of a worker share the bundle of its role, or have a bundle each, which is called after the rank.
+    sizes holds how many ranks a role has, where there are several.
+    """
 
     roles: tuple[str, ...]
     bundles: tuple[Bundle, ...]
     strategy: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def index(self, role: str) -> int:
-        """The bundle of a role."""
-        return self.roles.index(role)
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The roles that hold models."""
+        return tuple(role for role in self.roles if role in (TARGET, DRAFT))
+
+    def seat(self, role: str, rank: int = 0) -> tuple[int, Bundle]:
+        """The bundle of a process, and what of it the process takes."""
+        bundle = self.roles.index(role)
+        if rank_name(role, rank) in self.roles:
+            bundle = self.roles.index(rank_name(role, rank))
+        sharing = 1 if rank_name(role, 1) in self.roles else self.sizes.get(role, 1)
+        return bundle, {name: amount / sharing for name, amount in self.bundles[bundle].items()}
 
     def on_gpu(self, role: str) -> bool:
-        """Whether the role has a whole GPU."""
-        return self.bundles[self.index(role)].get("GPU", 0) > 0
+        """Whether the role's processes have a whole GPU each."""
+        return self.bundles[self.roles.index(role)].get("GPU", 0) > 0
 
 
 def plan(config: Config, *, with_draft: bool, nodes: Sequence[Mapping[str, float]]) -> Placement:
@@ -62,40 +81,54 @@ def _gpu_choices(model: ModelConfig) -> tuple[bool, ...]:
 
 def _placement(models: Mapping[str, ModelConfig], on_gpus: Sequence[bool], strategy: str) -> Placement:
     bundles: dict[str, Bundle] = {COORDINATOR: {"CPU": COORDINATOR_CPUS}}
+    sizes = {role: model.tensor_parallel for role, model in models.items() if model.tensor_parallel > 1}
     for (role, model), on_gpu in zip(models.items(), on_gpus, strict=True):
-        bundles[role] = {"CPU": WORKER_CPUS} | ({"GPU": 1.0} if on_gpu else {}) | model.resources
-    return Placement(tuple(bundles), tuple(bundles.values()), strategy)
+        each = {"CPU": WORKER_CPUS} | ({"GPU": 1.0} if on_gpu else {})
+        if model.rank_placement == "STRICT_PACK":
+            # One bundle is on one node, whatever the strategy of all of them is.
+            bundles[role] = {name: model.tensor_parallel * amount for name, amount in each.items()} | model.resources
+        else:
+            bundles |= {rank_name(role, rank): each | model.resources for rank in range(model.tensor_parallel)}
+    return Placement(tuple(bundles), tuple(bundles.values()), strategy, sizes)
 
 
 def _fits(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> bool:
-    return any(_holds(choice, placement.bundles, nodes) for choice in _choices(placement, nodes))
-
-
-def _choices(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> Iterator[tuple[int, ...]]:
-    """Nodes by bundle, as the strategy allows them; few enough to look at all of them in a cluster of any size."""
-    count = len(placement.bundles)
     if placement.strategy == "STRICT_PACK":
-        return ((node,) * count for node in range(len(nodes)))
-    everything = product(*(_candidates(bundle, nodes, count) for bundle in placement.bundles))
-    if placement.strategy == "STRICT_SPREAD":
-        return (choice for choice in everything if len(set(choice)) == count)
-    return everything
+        everything: Counter[str] = Counter()
+        for bundle in placement.bundles:
+            everything.update(bundle)
+        return any(_holds(node, everything) for node in nodes)
+    most = len(placement.bundles)
+    choices = [_candidates(bundle, nodes, most) for bundle in placement.bundles]
+    free = {node: dict(nodes[node]) for node in sorted(set().union(*choices))}
+    return _assignable(placement.bundles, choices, free, apart=placement.strategy == "STRICT_SPREAD")
 
 
 def _candidates(bundle: Bundle, nodes: Sequence[Mapping[str, float]], most: int) -> list[int]:
     """Nodes that hold this bundle alone. As many as there are bundles are enough: the others cannot take them all."""
-    return list(islice((node for node in range(len(nodes)) if _holds((node,), [bundle], nodes)), most))
+    return list(islice((node for node in range(len(nodes)) if _holds(nodes[node], bundle)), most))
 
 
-def _holds(choice: tuple[int, ...], bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> bool:
-    for node in set(choice):
-        asked: Counter[str] = Counter()
-        for bundle, chosen in zip(bundles, choice, strict=True):
-            if chosen == node:
-                asked.update(bundle)
-        if any(amount > nodes[node].get(name, 0) for name, amount in asked.items()):
-            return False
-    return True
+def _assignable(
+    bundles: Sequence[Bundle], choices: Sequence[Sequence[int]], free: Mapping[int, Mapping[str, float]], *, apart: bool
+) -> bool:
+    """Whether each bundle can have one of its nodes. Of nodes that have the same left, one is tried."""
+    if not bundles:
+        return True
+    tried = set()
+    for node in choices[0]:
+        left = tuple(sorted(free.get(node, {}).items()))
+        if left in tried or not _holds(free.get(node, {}), bundles[0]):
+            continue
+        tried.add(left)
+        rest = {name: amount - bundles[0].get(name, 0) for name, amount in free[node].items()}
+        if _assignable(bundles[1:], choices[1:], {**free, node: {} if apart else rest}, apart=apart):
+            return True
+    return False
+
+
+def _holds(node: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
+    return all(amount <= node.get(name, 0) for name, amount in bundle.items())
 
 
 def _refusal(placement: Placement, nodes: Sequence[Mapping[str, float]]) -> str:

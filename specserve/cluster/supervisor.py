@@ -14,14 +14,15 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from specserve.cluster.actors import CONTROL, WORKER_ACTORS, WorkerState
+from specserve.cluster.actors import CONTROL, WORKER_ACTORS
 from specserve.cluster.calls import or_none, result, state_of
 from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorState, Joined
 from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.link import Link
-from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement
+from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement, rank_name
+from specserve.cluster.worker_ranks import RanksState, WorkerRanks
 from specserve.config import Config, ModelConfig
-from specserve.errors import ConfigError, SpecserveError, Unavailable
+from specserve.errors import ConfigError, GroupLost, SpecserveError, Unavailable
 from specserve.metrics import Snapshot
 from specserve.models.threads import cpu_worker_environment
 from specserve.models.vocabulary import require_same
@@ -35,20 +36,30 @@ _CALL_TIMEOUT_S = 60.0  # a worker answers between two batches
 _RETRY_S = 0.5
 _STALL_PATIENCE = 2.0  # times engine.hang_after_s, after which a worker that hangs was to be replaced
 _FIRST_LOADS = 3
+_GROUP_SLOW_SHARE = 0.1  # of cluster.slow_link_s: ranks cross their link twice in every layer
 
 
 @dataclass(slots=True)
 class _Member:
-    """One worker actor with its present life."""
+    """One worker with its present life."""
 
     role: str
-    handle: Any
+    ranks: WorkerRanks
     life: int = 0
     info: WorkerInfo | None = None
-    pid: int = 0
+    pids: tuple[int, ...] = (0,)
     progress: str = "starting"
     look: asyncio.Task[None] | None = None
     recovery: asyncio.Task[None] | None = None
+
+    @property
+    def handle(self) -> Any:
+        """The actor that talks to the coordinator."""
+        return self.ranks.lead
+
+    def note(self, state: RanksState) -> None:
+        """What the processes said of themselves."""
+        self.pids, self.progress = state.pids, state.progress
 
     @property
     def recovering(self) -> bool:
@@ -86,9 +97,8 @@ class Supervisor:
         """Place, create, load and join everything. Raises ConfigError in words when that cannot succeed."""
         self._group = await self._place()
         self._coordinator = self._create(COORDINATOR, CoordinatorActor, {})
-        for role in self._placement.roles:
-            if role != COORDINATOR:
-                self._members[role] = _Member(role, self._create_worker(role))
+        for role in self._placement.workers:
+            self._members[role] = _Member(role, self._create_worker(role))
         await self._load_first()
         await self._check_vocabularies()
         await self._begin()
@@ -98,14 +108,23 @@ class Supervisor:
         """Warn of a worker that is far from the coordinator. What cannot be measured does not keep anything waiting."""
         for member in self._members.values():
             try:
-                echo = await result(self._coordinator.echo.remote(), _CALL_TIMEOUT_S)
-                link: Link | None = await result(member.handle.link_to.remote(echo), _CALL_TIMEOUT_S)
+                link = await self._link(self._coordinator, member.handle)
+                between = [await self._link(member.handle, handle) for handle in member.ranks.handles[1:]]
             except (RayActorError, SpecserveError) as error:
                 log.warning("the way to the %s worker was not measured: %s", member.role, error)
                 continue
             if link is not None:
                 log.info("%s worker: %.3f ms to the coordinator", member.role, 1000 * link.round_trip_s)
                 self._warn(link.warning(member.role, self._config.cluster.slow_link_s))
+            for rank, way in enumerate(between, 1):
+                if way is not None:
+                    slow_s = _GROUP_SLOW_SHARE * self._config.cluster.slow_link_s
+                    self._warn(way.warning_of_rank(rank_name(member.role, rank), slow_s))
+
+    async def _link(self, to: Any, handle: Any) -> Link | None:
+        echo = await result(to.echo.remote(), _CALL_TIMEOUT_S)
+        link: Link | None = await result(handle.link_to.remote(echo), _CALL_TIMEOUT_S)
+        return link
 
     def _warn(self, text: str | None) -> None:
         if text is not None:
@@ -126,15 +145,17 @@ class Supervisor:
             try:
                 await self._load(member)
                 return
-            except RayActorError as error:
+            except (RayActorError, GroupLost) as error:
                 log.warning("the %s worker died while loading: %s", member.role, error)
                 member.progress = "restarting after its process died"
             await self._returned(member)
         raise ConfigError(f"the {member.role} worker died while loading, {_FIRST_LOADS} times (out of memory?)")
 
     async def _returned(self, member: _Member) -> None:
+        if len(member.ranks.handles) > 1:
+            await member.ranks.renew()
         deadline_s = time.monotonic() + _CALL_TIMEOUT_S
-        while await self._worker_state(member) is None and time.monotonic() < deadline_s:
+        while await member.ranks.state() is None and time.monotonic() < deadline_s:
             await asyncio.sleep(_RETRY_S)
 
     async def _check_vocabularies(self) -> None:
@@ -157,26 +178,31 @@ class Supervisor:
             ) from None
         return group
 
-    def _create(self, role: str, actor: Callable[..., Any], environment: dict[str, str]) -> Any:
-        index = self._placement.index(role)
-        bundle = self._placement.bundles[index]
+    def _create(self, role: str, actor: Callable[..., Any], environment: dict[str, str], *, rank: int = 0) -> Any:
+        index, share = self._placement.seat(role, rank)
         return (
             ray.remote(concurrency_groups={CONTROL: 2})(actor)
             .options(
-                num_cpus=bundle.get("CPU", 0),
-                num_gpus=bundle.get("GPU", 0),
+                num_cpus=share.get("CPU", 0),
+                num_gpus=share.get("GPU", 0),
                 max_restarts=-1,
                 max_task_retries=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
                 runtime_env={"env_vars": environment},
             )
-            .remote(*self._arguments(role))
+            .remote(*self._arguments(role), *([rank] if rank else []))
         )
 
-    def _create_worker(self, role: str) -> Any:
+    def _create_worker(self, role: str) -> WorkerRanks:
         model = self._model(role)
-        environment = {} if self._placement.on_gpu(role) else cpu_worker_environment(model.threads or _all_cores())
-        return self._create(role, WORKER_ACTORS[role], environment)
+        size = model.tensor_parallel
+        environment: dict[str, str] = {}
+        if not self._placement.on_gpu(role):
+            environment = cpu_worker_environment(model.threads or max(1, _all_cores() // size))
+            if size > 1:
+                environment["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes a GPU for granted where it sees one
+        actor = WORKER_ACTORS[role]
+        return WorkerRanks(role, [self._create(role, actor, environment, rank=rank) for rank in range(size)])
 
     def _model(self, role: str) -> ModelConfig:
         return self._config.target if role == TARGET else self._config.draft_model
@@ -190,20 +216,20 @@ class Supervisor:
         return (tree,)
 
     async def _load(self, member: _Member) -> None:
-        loading = asyncio.ensure_future(result(member.handle.load.remote()))
+        loading = asyncio.ensure_future(member.ranks.load())
         try:
             while not loading.done():
                 await asyncio.wait([loading], timeout=POLL_S)
-                state = await self._worker_state(member)
+                state = await member.ranks.state()
                 if state is not None:
-                    member.pid, member.progress = state.pid, state.progress
+                    member.note(state)
             member.info = await loading
         finally:
             loading.cancel()
 
     async def _load_again(self, member: _Member) -> None:
         """Load in a process that may be stuck, which is then replaced. A process that only paused keeps its model."""
-        await state_of(member.handle)
+        await member.ranks.make_ready()
         timeout_s = self._config.cluster.start_timeout_s
         try:
             await asyncio.wait_for(self._load(member), timeout_s)
@@ -255,7 +281,7 @@ class Supervisor:
             return
         if member.role in state.hung:
             log.warning("the %s worker does not do what it is asked; its process is being replaced", member.role)
-            ray.kill(member.handle, no_restart=False)
+            member.ranks.kill()
         if member.role in state.lost:
             member.recovery = asyncio.create_task(self._recover(member))
         elif member.look is None:
@@ -265,9 +291,9 @@ class Supervisor:
             member.look = None
 
     async def _look(self, member: _Member) -> None:
-        worker: WorkerState | None = await state_of(member.handle)
+        worker = await member.ranks.state_or_kill()
         if worker is not None:
-            member.pid, member.progress = worker.pid, worker.progress
+            member.note(worker)
         if (worker is None or not worker.loaded) and not (member.recovering or self._recovering):
             member.recovery = asyncio.create_task(self._recover(member))
 
@@ -313,9 +339,6 @@ class Supervisor:
                 member.recovery.cancel()
                 member.recovery = None
 
-    async def _worker_state(self, member: _Member) -> WorkerState | None:
-        return await or_none(member.handle.state.remote())
-
     def _note_progress(self, state: CoordinatorState) -> None:
         idle = state.health.running == 0 or any(
             member.recovery is not None and not member.recovery.done() for member in self._members.values()
@@ -351,8 +374,10 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Processes by role."""
-        return {COORDINATOR: self._coordinator_pid} | {role: member.pid for role, member in self._members.items()}
+        """Processes by role; of a worker with several ranks each is named."""
+        return {COORDINATOR: self._coordinator_pid} | {
+            rank_name(role, rank): pid for role, member in self._members.items() for rank, pid in enumerate(member.pids)
+        }
 
     async def connect_ingress(self, name: str, address: Address, cursor: int) -> Welcome:
         """Hand an ingress on to the coordinator."""
@@ -387,8 +412,8 @@ class Supervisor:
     async def stop(self) -> None:
         """End the children and give the bundles back. Idempotent."""
         self._cancel_tasks()
-        handles = [member.handle for member in self._members.values()]
-        calls = [handle.disconnect.remote() for handle in handles]
+        handles = [handle for member in self._members.values() for handle in member.ranks.handles]
+        calls = [member.handle.disconnect.remote() for member in self._members.values()]
         if self._coordinator is not None:
             handles.append(self._coordinator)
             calls.append(self._coordinator.stop.remote())

@@ -22,8 +22,9 @@ from specserve import folders
 from specserve.config import Config
 from specserve.drafting import Branch, DraftedTree, Grown, GrowsTrees, Job, Speculator, Trunk, checked
 from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Workspace
-from specserve.errors import ConfigError, EmulationTooSlow, ProtocolError
+from specserve.errors import ConfigError, EmulationTooSlow, GroupLost, ProtocolError
 from specserve.models import AtOnce, Backend, DraftHead, Hardware, _memory_plan
+from specserve.models._ranks import RankGroup
 from specserve.models._stretches import one_length, split, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 
 class DraftWorker:
-    """A `transport.Worker` that holds a speculator and its slots. Never raises from `handle`.
+    """A `transport.Worker` that holds a speculator and its slots. `handle` raises GroupLost only.
 
     vocab_size bounds the tokens that may be fed; block_tokens is the size of the backend's pages. picks says for each
     rule how its drafted tokens are picked; those that are not in it are sampled. Only sampled tokens need their dists
@@ -104,6 +105,8 @@ class DraftWorker:
                 if not self._finished():
                     push = self._push(message, jobs, [_as_tree([], 0) for _ in jobs])
             return replace(push, busy_s=perf_counter() - began, steps=self._hardware.counted())
+        except GroupLost:
+            raise  # not this batch's fault: the whole worker is of no use
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             return _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -248,6 +251,8 @@ class DraftWorker:
                 if last:
                     return
                 began = now
+        except GroupLost:
+            raise  # not this batch's fault: the whole worker is of no use
         except Exception as error:  # whatever one plan provokes must not end the worker
             log.exception("plan %d failed", message.plan)
             yield _failed(message.plan, f"{type(error).__name__}: {error}")
@@ -349,10 +354,10 @@ def _failed(batch: int, reason: str) -> Failed:
     return Failed(batch, np.empty(0, dtype=np.int64), reason)
 
 
-def build(config: Config) -> tuple[DraftWorker, WorkerInfo]:
+def build(config: Config, ranks: RankGroup | None = None) -> tuple[DraftWorker, WorkerInfo]:
     """Load the draft that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     slots = partial(_memory_plan.slot_bytes, config.draft, config.engine)
-    backend, info = load_backend(config.draft_model, "draft", config.engine, slots)
+    backend, info = load_backend(config.draft_model, "draft", config.engine, slots, ranks)
     name = config.draft.speculator
     built = folders.load("drafting", name).build(config.draft, backend, info.vocab_size)
     speculator = cast(Speculator, checked(name, built, ("propose", "explore")))

@@ -19,6 +19,7 @@ from torch.nn.functional import rms_norm
 
 from specserve.models import _linear
 from specserve.models._attention import KeyValueStore
+from specserve.models._pages import LayerLayout
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,17 +38,17 @@ class FlatDecoder:
         self._head: nn.Module = model.get_output_embeddings()
 
     @staticmethod
-    def of(model: Any, windows: Mapping[int, int | None]) -> FlatDecoder | None:
+    def of(model: Any, layouts: Mapping[int, LayerLayout]) -> FlatDecoder | None:
         """The flat form of a model whose linear layers are packed, None for any other kind.
 
-        windows: positions that each layer sees, None for all.
+        layouts: what each layer keeps, and how far it sees.
         """
         kind = type(model)
         if kind.__name__ not in _KIN or not kind.__module__.startswith(_HOME):
             return None
         if not all(_is_packed(layer) for layer in model.model.layers):
             return None
-        return FlatDecoder(model, [_Layer(layer, windows[index]) for index, layer in enumerate(model.model.layers)])
+        return FlatDecoder(model, [_Layer(layer, layouts[index]) for index, layer in enumerate(model.model.layers)])
 
     def run(self, tokens: Ints, positions: Ints, wanted: Ints, store: KeyValueStore) -> torch.Tensor:
         """Keep the tokens' keys and values in `store`; float32 logits [m, vocab_size] of the wanted ones.
@@ -88,14 +89,14 @@ class _Norm:
 
 
 class _Layer:
-    def __init__(self, layer: Any, window: int | None) -> None:
+    def __init__(self, layer: Any, layout: LayerLayout) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._index: int = attention.layer_idx
-        self._window = window
+        self._window = layout.window
         self._scaling: float = attention.scaling
         self._dim: int = attention.head_dim
-        self._kv_heads: int = attention.config.num_key_value_heads
-        self._heads: int = attention.config.num_attention_heads
+        self._kv_heads = layout.kv_heads  # of this process; the configuration tells those of all ranks
+        self._heads: int = layout.kv_heads * attention.num_key_value_groups
         self._head_norms = _HeadNorms(attention, self._heads, self._kv_heads) if hasattr(attention, "q_norm") else None
         self._before, self._between = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
         self._queries_keys_values = _product(attention.q_proj)

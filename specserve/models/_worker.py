@@ -11,7 +11,8 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, NoRowStates, _invariance, _memory_plan, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _invariance, _memory_plan, _tensor_parallel, loading, vocabulary
+from specserve.models._ranks import RankGroup
 from specserve.types import WorkerInfo
 
 _log = logging.getLogger("specserve")
@@ -22,12 +23,15 @@ def load_backend(
     role: Literal["draft", "target"],
     engine: EngineConfig,
     slot_bytes: Callable[[int], int] = lambda _: 0,
+    ranks: RankGroup | None = None,
     attach: Callable[[Backend, Path], Backend] = lambda backend, _: backend,
 ) -> tuple[Backend, WorkerInfo]:
     """The loaded model with its KV pages allocated, and what was found out about it.
 
-    slot_bytes tells what the draft's slots will take, by the size of the vocabulary. attach gives the model, read from
-    a folder, what is to be served together with it.
+    slot_bytes tells what the draft's slots will take, by the size of the vocabulary. ranks are the processes that hold
+    the model together, if several do: each of them calls this, and gets its own part of the model and as many KV pages
+    as the one with the least room has. Rank 0's part speaks for all. attach gives the model, read from a folder, what
+    is to be served together with it.
     Raises ConfigError for a model that cannot be loaded, that has no room for itself or for one full context, or, as a
     target, that cannot be batch-invariant where the engine is to be.
     """
@@ -40,16 +44,17 @@ def load_backend(
         raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
     if role == "target" and name == loading.HEAD:
         raise ConfigError(f"{folder} holds a draft head, which cannot be a target; give it as draft.model.source")
+    _check_ranks(config, ranks)
     emulated, device = name == loading.EMULATED, loading.device_of(config)
-    weights = 0 if emulated else _memory_plan.weight_bytes(folder, config)
+    weights = 0 if emulated else _memory_plan.weight_bytes(folder, config) // config.tensor_parallel
     if not emulated:
         _memory_plan.check_weights(role, weights, config, device)
-    backend = attach(cast(Backend, folders.load("models", name).build(config, folder)), folder)
+    backend = attach(_built(name, config, folder, ranks), folder)
     invariant = role == "target" and engine.batch_invariant
     if invariant:
         backend.make_batch_invariant()
     plan = _memory_plan.plan(engine, backend.vocab_size, backend.device, weights, slot_bytes(backend.vocab_size))
-    room = plan.kv_room(role, backend.device)
+    room = _least(plan.kv_room(role, backend.device), ranks)
     blocks = loading.derive_blocks(config, backend, engine.block_tokens, engine.max_requests, room)
     memory: Mapping[str, int] = {}
     if not emulated:
@@ -72,3 +77,22 @@ def load_backend(
         positional=isinstance(backend.states, NoRowStates),
     )
     return backend, info
+
+
+def _built(name: str, config: ModelConfig, folder: Path, ranks: RankGroup | None) -> Backend:
+    if ranks is not None:
+        return _tensor_parallel.build(config, folder, ranks)
+    return cast(Backend, folders.load("models", name).build(config, folder))
+
+
+def _least(room: int, ranks: RankGroup | None) -> int:
+    return room if ranks is None else ranks.smallest(room)
+
+
+def _check_ranks(config: ModelConfig, ranks: RankGroup | None) -> None:
+    found = 1 if ranks is None else ranks.size
+    if config.tensor_parallel != found:
+        raise ConfigError(
+            f"tensor_parallel {config.tensor_parallel} needs a process for each rank, which `specserve serve` starts; "
+            f"here there is only {found}: set it to 1"
+        )

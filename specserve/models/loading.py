@@ -14,13 +14,16 @@ import socket
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import Backend, _reduced_head
+
+if TYPE_CHECKING:
+    from specserve.models._ranks import RankGroup
 
 Progress = Callable[[str], None]
 Role = Literal["target", "draft"]
@@ -148,15 +151,21 @@ def device_of(config: ModelConfig) -> torch.device:
     return device
 
 
-def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa") -> Any:
+def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa", ranks: RankGroup | None = None) -> Any:
     """The folder's causal model in eval mode, with the configured dtype, on the configured device.
 
-    `attention` is a name in transformers' attention interface. Raises ConfigError when the folder cannot be loaded,
-    lacks weights that the model needs, or describes a model of another kind.
+    `attention` is a name in transformers' attention interface. With `ranks` it is this rank's part only.
+
+    Raises ConfigError when the folder cannot be loaded, lacks weights that the model needs, or describes a model of
+    another kind.
     """
     check_folder(folder, config)
     device = device_of(config)
-    model = _from_pretrained(folder, config, attention)
+    model = _from_pretrained(folder, config, attention, {} if ranks is None else _shared_out(ranks.size))
+    if ranks is not None:
+        from specserve.models import _shards
+
+        _shards.put_in_place(model, ranks)
     _reduced_head.put_in_place(model, folder)
     return model.eval().requires_grad_(False).to(device)
 
@@ -187,7 +196,14 @@ def backend_of(folder: Path, config: ModelConfig) -> str:
     return RECURRENT if is_recurrent(load_model_config(folder, config)) else PAGED
 
 
-def _from_pretrained(folder: Path, config: ModelConfig, attention: str) -> Any:
+def _shared_out(size: int) -> dict[str, Any]:
+    """What lets transformers read this rank's part of each weight, by its own plan for the model."""
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=size)}
+
+
+def _from_pretrained(folder: Path, config: ModelConfig, attention: str, more: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
@@ -200,6 +216,7 @@ def _from_pretrained(folder: Path, config: ModelConfig, attention: str) -> Any:
             weights_only=True,
             local_files_only=True,
             output_loading_info=True,
+            **more,
         )
     except Exception as error:  # corrupt weights, shapes that do not fit, unknown architectures: one thing to a user
         raise ConfigError(f"cannot load the model in {folder}: {_told(error)}") from None

@@ -53,7 +53,7 @@ class PagedTransformers(AttentionModel):
         model.set_attn_implementation(_attention.NAME)
         _linear.speed_up(model)
         self._layouts, self._vocab_size = self._discover()
-        self._flat = FlatDecoder.of(model, {layer: layout.window for layer, layout in self._layouts.items()})
+        self._flat = FlatDecoder.of(model, self._layouts)
         self._invariant = False
         self._observer: Observer | None = None
 

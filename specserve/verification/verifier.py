@@ -25,8 +25,9 @@ import torch
 
 from specserve import folders
 from specserve.config import NO_SPECULATOR, Config, EngineConfig
-from specserve.errors import ConfigError, EmulationTooSlow, ProtocolError
+from specserve.errors import ConfigError, EmulationTooSlow, GroupLost, ProtocolError
 from specserve.models import AtOnce, Backend, Hardware, HoldsTrees, Move, ShowsHidden, _memory, _memory_plan
+from specserve.models._ranks import RankGroup
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling.constraint import restrict
@@ -69,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 class Verifier:
-    """A `transport.Worker` that holds the target. Never raises from `handle`.
+    """A `transport.Worker` that holds the target. `handle` raises GroupLost only.
 
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
     configures the rules; grammars are needed for structured requests only; hardware is what results are waited for on,
@@ -131,6 +132,8 @@ class Verifier:
         try:
             with torch.inference_mode():
                 return self._round(message, _TRIES)
+        except GroupLost:
+            raise  # not this batch's fault: the whole worker is of no use
         except Exception as error:  # whatever one batch provokes must not end the worker
             log.exception("round %d failed", message.round)
             return _failed(message.round, {}, f"{type(error).__name__}: {error}")
@@ -279,16 +282,21 @@ def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
     return Failed(round_id, np.array(list(faults), dtype=np.int64), reason or "; ".join(faults.values()))
 
 
-def build(config: Config) -> tuple[Verifier, WorkerInfo]:
+def build(config: Config, ranks: RankGroup | None = None) -> tuple[Verifier, WorkerInfo]:
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     speculator = _beside(config)
     if speculator is None:
-        backend, info = load_backend(config.target, "target", config.engine)
+        backend, info = load_backend(config.target, "target", config.engine, ranks=ranks)
         _show_hidden(backend, config)
+    elif ranks is not None:
+        raise ConfigError(
+            f"draft.speculator {config.draft.speculator} reads the whole target, of which each rank holds a part; "
+            "set target.tensor_parallel to 1, or use another speculator"
+        )
     else:
         slots = partial(_memory_plan.slot_bytes, config.draft, config.engine)
         attach = partial(speculator.attach, config)
-        backend, info = load_backend(config.target, "target", config.engine, slots, attach)
+        backend, info = load_backend(config.target, "target", config.engine, slots, attach=attach)
     grammars = Grammars(Tokenizer.load(prepare(config.target, log.info, role="target")))
     beside = None
     if speculator is not None:

@@ -141,6 +141,37 @@ def test_a_thousand_nodes_are_looked_at_in_no_time():
         placed([{"CPU": 8, "GPU": 8}] * 1000, target__resources={"target_node": 1})
 
 
+def test_the_ranks_of_a_target_share_a_bundle_on_one_node():
+    """Under SPREAD too: Ray may tear bundles apart, never one; each rank has its share of it."""
+    nodes = [{"CPU": 8, "GPU": 2, "target_node": 1}, {"CPU": 8, "GPU": 1}]
+    two = {"target__tensor_parallel": 2, "target__resources": {"target_node": 1}}
+    placement = placed(nodes, cluster__placement="SPREAD", **two)
+    assert placement.bundles == ({"CPU": 0.5}, {"CPU": 2, "GPU": 2, "target_node": 1}, {"CPU": 1, "GPU": 1})
+    assert [placement.seat("target", rank) for rank in (0, 1)] == [(1, {"CPU": 1, "GPU": 1, "target_node": 0.5})] * 2
+    assert placement.seat("draft") == (2, {"CPU": 1, "GPU": 1})
+    assert placement.workers == ("target", "draft")
+
+
+def test_ranks_that_may_be_apart_have_bundles_of_their_own():
+    """With rank_placement PACK two nodes with a GPU each hold a target of two ranks; kept together it goes to CPUs."""
+    nodes = [{"CPU": 4, "GPU": 1}] * 2
+    apart = placed(nodes, target__tensor_parallel=2, target__rank_placement="PACK", draft__model__device="cpu")
+    assert apart.roles == ("coordinator", "target", "target/1", "draft")
+    assert [apart.seat("target", rank) for rank in (0, 1)] == [(1, {"CPU": 1, "GPU": 1}), (2, {"CPU": 1, "GPU": 1})]
+    assert not placed(nodes, target__tensor_parallel=2, draft__model__device="cpu").on_gpu("target")
+    with pytest.raises(ConfigError, match=r"target 2 CPU \+ 2 GPU"):
+        placed(nodes, target__tensor_parallel=2, target__device="cuda")
+
+
+def test_eight_ranks_apart_on_a_large_cluster_are_refused_in_no_time():
+    """Nodes that have the same left are one choice, so that ten bundles on a thousand nodes are looked at quickly."""
+    eight = {"target__tensor_parallel": 8, "target__rank_placement": "PACK", "target__device": "cuda"}
+    nodes = [{"CPU": 8, "GPU": 1}] * 7 + [{"CPU": 8}] * 1000
+    with pytest.raises(ConfigError, match="never place"):
+        placed(nodes, **eight)
+    assert len(placed([*nodes, {"CPU": 8, "GPU": 1}], draft__model__device="cpu", **eight).bundles) == 10
+
+
 @pytest.mark.parametrize("resources", [{"CPU": 2}, {"GPU": 1}, {"kind": 0}, {"kind": -1}, {"kind": 1.5}, {"": 1}])
 def test_resources_that_cannot_be_asked_for_are_refused(resources):
     """Ray's own names, nothing, negative amounts and uneven counts."""
