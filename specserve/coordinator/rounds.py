@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 
 from specserve.coordinator.batches import CheckedRow
+from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.logprobs import RowScores, read
+from specserve.coordinator.requests import RequestState, Stage
+from specserve.coordinator.scheduler import TargetRow
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Cannot, Verdict, Verify
 
@@ -72,3 +75,24 @@ class Round:
         ]
         prompts = [entry.scored_prompt() for entry in self.rows]
         return list(zip(read(verdict.scores, emitted), read(verdict.prompt_scores, prompts), strict=True))
+
+
+def checked_rows(rows: Iterable[TargetRow], shows: Callable[[RequestState], bool]) -> list[CheckedRow]:
+    """The planned rows that are still wanted, each with the chain that is drafted for it now.
+
+    shows: whether hidden states of a request are wanted of the target.
+    """
+    return [
+        CheckedRow(
+            row.state,
+            row.state.epoch,
+            row.start,
+            row.feed,
+            row.due,
+            len(row.state.tokens),
+            row.state.chain.first(row.depth) if row.due else NOTHING,
+            shows(row.state),
+        )
+        for row in rows
+        if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start
+    ]
