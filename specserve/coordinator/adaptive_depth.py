@@ -13,9 +13,10 @@ from enum import Enum, auto
 
 import numpy as np
 
+from specserve.config import EngineConfig
 from specserve.coordinator.acceptance import Acceptance
 from specserve.coordinator.costs import FloatArray, RoundCosts
-from specserve.coordinator.depth import Checked, FixedDepth
+from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafting_switch import DraftingSwitch
 from specserve.coordinator.marginal_gain import Admitted, admit
 from specserve.coordinator.requests import RequestState
@@ -228,6 +229,12 @@ class AdaptiveDepth:
             fade = 1 - 1 / _BELIEF_ROUNDS
             self._plain_rounds = fade * self._plain_rounds + tokens / stats.rows
             self._drafted_rounds = fade * self._drafted_rounds + self._predicted * rounds
+
+
+def policy_of(config: EngineConfig, timing: DraftTiming, target_context: int, draft_context: int | None) -> DepthPolicy:
+    """The policy that is configured; contexts in positions, None without a draft model."""
+    limits = FixedDepth(config.depth, target_context, draft_context)
+    return limits if config.depth_policy == "fixed" or not limits.depth else AdaptiveDepth(limits, timing)
 
 
 def _worth(survival: FloatArray, depths: Array) -> float:

@@ -18,24 +18,24 @@ from dataclasses import replace
 
 from specserve.config import Config
 from specserve.coordinator.activity import Activity
-from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
+from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming, policy_of
 from specserve.coordinator.admission import check_request
 from specserve.coordinator.ahead import AheadDrafts
 from specserve.coordinator.batches import CheckedRow, verify_message
 from specserve.coordinator.beside_drafts import BesideDrafts
-from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.commits import Committer, Verdicts
-from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
+from specserve.coordinator.depth import Checked
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.fairness import enqueue, has_room
 from specserve.coordinator.guarded import Guarded
 from specserve.coordinator.hidden_drafts import HiddenDrafts
+from specserve.coordinator.levels import check_idle, check_pools, pool_levels
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
 from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
 from specserve.coordinator.prefix_cache import pool_of
 from specserve.coordinator.requests import RequestState, Stage, admitted
-from specserve.coordinator.rounds import Round
+from specserve.coordinator.rounds import Round, checked_rows
 from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
 from specserve.coordinator.slots import SlotPool
@@ -46,7 +46,6 @@ from specserve.errors import (
     ConfigError,
     InvalidField,
     Overloaded,
-    PoolError,
     ProtocolError,
     SpecserveError,
     Unavailable,
@@ -112,7 +111,7 @@ class Engine:
         self._verifier = VerifierLink(verifier, life, config.engine.rule)
         self._slots = SlotPool(config.engine.slot_count)
         self._blocks = pool_of(config.engine, target)
-        self._policy = self._depth_policy(DraftTiming.FREE, None)
+        self._policy = policy_of(config.engine, DraftTiming.FREE, target.context_length, None)
         vocab = target.vocab_size
         self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(Guarded(guesser, vocab))
         own = {name: Guarded(each, vocab) for name, each in (guessers or {}).items()}
@@ -242,8 +241,8 @@ class Engine:
         try:
             if item.peer == "target":
                 self._from_target(item.message)
-            elif isinstance(self._drafts, WorkerSource):
-                self._from_draft(self._drafts, item.message)
+            elif self._worker is not None:
+                self._from_draft(self._worker, item.message)
         except ProtocolError:
             # A worker that breaks the protocol cannot be trusted with the round: treat it as lost, nobody waits.
             self._metrics.dropped("protocol")
@@ -277,7 +276,17 @@ class Engine:
 
     @property
     def _draft_life(self) -> int | None:
-        return self._drafts.link.life if isinstance(self._drafts, WorkerSource) else None
+        return None if self._worker is None else self._worker.link.life
+
+    @property
+    def _worker(self) -> WorkerSource | None:
+        """The source of drafts, where a draft worker feeds it."""
+        return self._drafts if isinstance(self._drafts, WorkerSource) else None
+
+    @property
+    def _beside(self) -> BesideDrafts | None:
+        """The source of drafts, where the verifier is it."""
+        return self._drafts if isinstance(self._drafts, BesideDrafts) else None
 
     # ---- rounds ---------------------------------------------------------------------------------------------
 
@@ -291,9 +300,9 @@ class Engine:
 
     def _lose_broken(self) -> bool:
         """Treat workers that hang, or whose channel refused a message, as lost. True when there was one."""
-        broken = isinstance(self._drafts, WorkerSource) and (
-            self._drafts.link.broken
-            or self._clock() >= min(self._drafts.overdue_s or math.inf, self._overdue_s("draft"))
+        worker = self._worker
+        broken = worker is not None and (
+            worker.link.broken or self._clock() >= min(worker.overdue_s or math.inf, self._overdue_s("draft"))
         )
         if broken:
             self._lose("draft")
@@ -313,7 +322,7 @@ class Engine:
             return
         if self._planned is not None:
             late = self._clock() >= self._draft_deadline_s
-            waiting = isinstance(self._drafts, WorkerSource) and self._drafts.waiting
+            waiting = self._worker is not None and self._worker.waiting
             if waiting and not late:
                 return
             rows, self._planned = self._planned, None
@@ -351,21 +360,12 @@ class Engine:
         """Send the rows that are still wanted, each with the chain that is drafted for it now. False when none is."""
         if not self._verifier.up:
             return False
-        checked = [
-            CheckedRow(
-                row.state,
-                row.state.epoch,
-                row.start,
-                row.feed,
-                row.due,
-                len(row.state.tokens),
-                row.state.chain.first(row.depth) if row.due else NOTHING,
-                isinstance(self._drafts, WorkerSource) and self._drafts.shows(row.state),
-                self._drafts.depth(row.state) if isinstance(self._drafts, BesideDrafts) else None,
-            )
-            for row in rows
-            if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start
-        ]
+        worker, beside = self._worker, self._beside
+        checked = checked_rows(
+            rows,
+            shows=(lambda _: False) if worker is None else worker.shows,
+            next_depth=(lambda _: None) if beside is None else beside.depth,
+        )
         if not checked:
             return False
         self._round_number += 1
@@ -392,7 +392,7 @@ class Engine:
         """Decode rows without a draft, by why, where there should be drafts at all."""
         if not self._expects_drafts:
             return Counter()
-        late = isinstance(self._drafts, WorkerSource) and self._drafts.waiting
+        late = self._worker is not None and self._worker.waiting
         missed = "no_draft" if self._speculating else "draft_down"
         missed = "draft_slow" if late else missed
         plain = [entry.state for entry in checked if entry.due and not entry.chain.tokens]
@@ -415,10 +415,10 @@ class Engine:
             raise ProtocolError(f"verdict for round {verdict.round}, which is not in flight")
         current.check(verdict, self._target.vocab_size)
         phases = {"forward": verdict.forward_s, "sampling": verdict.sampling_s}
-        if isinstance(self._drafts, WorkerSource):
-            self._drafts.shown(current, verdict)
-        elif isinstance(self._drafts, BesideDrafts):
-            self._drafts.take(current, verdict)
+        if self._worker is not None:
+            self._worker.shown(current, verdict)
+        elif self._beside is not None:
+            self._beside.take(current, verdict)
             phases["draft"] = verdict.drafted.busy_s
         self.activity.returned("target", phases)
         scores = current.scores(verdict)
@@ -432,9 +432,9 @@ class Engine:
         now = self._clock()
         self._drafts.settled(now)
         draft_busy, ahead = 0.0, AheadStats(unprepared=len(commits))
-        if isinstance(self._drafts, WorkerSource):
-            draft_busy, self._drafts.link.busy_s = self._drafts.link.busy_s, 0.0
-            ahead = self._drafts.foreseen(len(commits))
+        if self._worker is not None:
+            draft_busy, self._worker.link.busy_s = self._worker.link.busy_s, 0.0
+            ahead = self._worker.foreseen(len(commits))
         verdicts = Verdicts(current, verdict, commits, now, draft_busy, ahead)
         self._outbox.put_off(verdicts)
         if self._traces is not None:
@@ -555,17 +555,17 @@ class Engine:
     def _remember(self) -> None:
         """Let others go on from the blocks that the last round filled."""
         grown, self._grown = self._grown, []
-        link = self._drafts.link if isinstance(self._drafts, WorkerSource) else None
+        worker = self._worker
         for state in grown:
             if state.stage is Stage.RUNNING:
                 self._blocks.remember(state.target_table, state.keys, state.target_cached)
-                if link is not None:
-                    link.remember(state)
+                if worker is not None:
+                    worker.link.remember(state)
 
     def _count_cache(self) -> None:
         self._metrics.prefix_cache("target", self._blocks.take_stats())
-        if isinstance(self._drafts, WorkerSource):
-            self._metrics.prefix_cache("draft", self._drafts.link.blocks.take_stats())
+        if self._worker is not None:
+            self._metrics.prefix_cache("draft", self._worker.link.blocks.take_stats())
 
     def _show_levels(self) -> None:
         self._count_cache()
@@ -592,7 +592,8 @@ class Engine:
 
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
         turns = takes_turns(self._config, self._target, info)
-        self._policy = self._depth_policy(DraftTiming.WAITED if turns else DraftTiming.AHEAD, info.context_length)
+        timing = DraftTiming.WAITED if turns else DraftTiming.AHEAD
+        self._policy = policy_of(self._config, timing, self._target.context_length, info.context_length)
         link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics, self.activity)
         serial = HiddenDrafts if info.reads_hidden else SerialDrafts
         self._drafts = serial(link) if turns else AheadDrafts(link)
@@ -603,23 +604,17 @@ class Engine:
 
     def _draft_beside(self) -> None:
         """The verifier drafts what follows its verdicts: hidden from rounds as what is drafted ahead is."""
-        self._policy = self._depth_policy(DraftTiming.AHEAD, None)
+        self._policy = policy_of(self._config, DraftTiming.AHEAD, self._target.context_length, None)
         self._drafts = BesideDrafts(self._policy, self._target.vocab_size, self._target.context_length)
         self._scheduler.lookahead = self._config.depth
         self._speculating = self._expects_drafts = True
 
-    def _depth_policy(self, timing: DraftTiming, draft_context: int | None) -> DepthPolicy:
-        limits = FixedDepth(self._config.depth, self._target.context_length, draft_context)
-        if self._config.depth_policy == "fixed" or not limits.depth:
-            return limits
-        return AdaptiveDepth(limits, timing)
-
     def _lose(self, peer: str) -> None:
         if peer == "target":
             self._lose_verifier()
-        elif isinstance(self._drafts, WorkerSource):
+        elif self._worker is not None:
             self._count_cache()
-            lost, self._drafts = self._drafts, NoDrafts()
+            lost, self._drafts = self._worker, NoDrafts()
             lost.lose(list(self._states.values()))
             self._speculating = False
             self.activity.left("draft")
@@ -663,15 +658,15 @@ class Engine:
         deadlines += [due_s for role in ROLES if (due_s := self._overdue_s(role)) < math.inf]
         if self._verifier.lost_since_s is not None and self._states:
             deadlines.append(self._verifier.lost_since_s + self._config.recovery_wait_s)
-        if isinstance(self._drafts, WorkerSource) and self._drafts.overdue_s is not None:
-            deadlines.append(self._drafts.overdue_s)
+        if self._worker is not None and self._worker.overdue_s is not None:
+            deadlines.append(self._worker.overdue_s)
         return min(deadlines, default=None)
 
     @property
     def away(self) -> tuple[Role, ...]:
         """The workers that should be here and are not, for whatever reason they were given up."""
         target: tuple[Role, ...] = () if self._verifier.up else ("target",)
-        lacking = self._has_draft_worker and not isinstance(self._drafts, WorkerSource)
+        lacking = self._has_draft_worker and self._worker is None
         return (*target, "draft") if lacking else target
 
     def _depth_of(self, state: RequestState) -> int:
@@ -679,21 +674,7 @@ class Engine:
 
     def levels(self) -> PoolLevels:
         """How full the pools are."""
-        draft = self._drafts.link.blocks if isinstance(self._drafts, WorkerSource) else None
-        return PoolLevels(
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
-            slots_held=self._slots.held_count,
-            slots_capacity=self._slots.capacity,
-            target_blocks_held=self._blocks.held_count,
-            target_blocks_capacity=self._blocks.capacity,
-            draft_blocks_held=0 if draft is None else draft.held_count,
-            draft_blocks_capacity=0 if draft is None else draft.capacity,
-            slots_drafting=self._drafts.leased if isinstance(self._drafts, WorkerSource) else 0,
-            slots_verifying=0 if self._round is None else len(self._round.slots),
-            target_blocks_cached=self._blocks.cached_count,
-            draft_blocks_cached=0 if draft is None else draft.cached_count,
-        )
+        return pool_levels(self._scheduler, self._slots, self._blocks, self._worker, self._round)
 
     def health(self) -> Health:
         """What a health check should say."""
@@ -710,18 +691,7 @@ class Engine:
 
     def check(self) -> None:
         """Prove invariants I2 and I3 for the state between two events. Raises PoolError."""
-        self._slots.check()
-        self._blocks.check()
-        if isinstance(self._drafts, WorkerSource):
-            self._drafts.link.blocks.check()
-        for state in self._states.values():
-            if not 0 <= state.target_cached < len(state.tokens):
-                raise PoolError(f"request {state.request.id}: {state.target_cached} of {len(state.tokens)} cached")
-            if self._blocks.needed(state.target_cached) > len(state.target_table):
-                raise PoolError(f"request {state.request.id}: its blocks do not cover what is cached")
-        levels = self.levels()
-        planning = self._planned is not None or (isinstance(self._drafts, WorkerSource) and self._drafts.leasing)
+        check_pools(self._states.values(), self._slots, self._blocks, self._worker)
+        planning = self._planned is not None or (self._worker is not None and self._worker.leasing)
         if not self._states and self._round is None and not planning:
-            held = levels.slots_held + levels.target_blocks_held + levels.draft_blocks_held
-            if held:
-                raise PoolError(f"idle, but still held: {levels}")
+            check_idle(self.levels())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 
 from specserve.coordinator.batches import CheckedRow
+from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.logprobs import RowScores, read
+from specserve.coordinator.requests import RequestState, Stage
+from specserve.coordinator.scheduler import TargetRow
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Cannot, Verdict, Verify
 
@@ -81,3 +84,31 @@ def lasts(verdict: Verdict) -> list[int]:
     """The last kept drafted token of each row, −1 for none."""
     numbers: list[int] = (verdict.last if len(verdict.last) else verdict.kept - 1).tolist()
     return numbers
+
+
+def checked_rows(
+    rows: Iterable[TargetRow],
+    *,
+    shows: Callable[[RequestState], bool],
+    next_depth: Callable[[RequestState], int | None],
+) -> list[CheckedRow]:
+    """The planned rows that are still wanted, each with the chain that is drafted for it now.
+
+    shows: whether hidden states of a request are wanted of the target. next_depth: how many tokens the verifier is to
+    draft behind its verdict, None where nobody does.
+    """
+    return [
+        CheckedRow(
+            row.state,
+            row.state.epoch,
+            row.start,
+            row.feed,
+            row.due,
+            len(row.state.tokens),
+            row.state.chain.first(row.depth) if row.due else NOTHING,
+            shows(row.state),
+            next_depth(row.state),
+        )
+        for row in rows
+        if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start
+    ]
