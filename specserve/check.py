@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from specserve import drafting, tracing
+from specserve import drafting, folders, tracing
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError
 from specserve.models import _memory_plan
@@ -100,7 +100,8 @@ def _speculator(config: Config) -> Iterator[Finding]:
     elif name == drafting.NO_SPECULATOR:
         yield Finding("speculator", f"draft.speculator is {name}: plain decoding")
     else:
-        where = "in a draft worker" if has_worker else "beside the coordinator"
+        beside = "verifier" if drafting.lives_beside(config.draft) else "coordinator"
+        where = "in a draft worker" if has_worker else f"beside the {beside}"
         yield Finding("speculator", f"{name} {where}, depth {config.engine.depth}")
 
 
@@ -221,6 +222,9 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
         yield from _model("draft", config.draft_model, config, needs)
+    if config.engine.depth > 0 and drafting.lives_beside(config.draft) and needs:
+        described = folders.load("drafting", config.draft.speculator).describe(config, needs[0].folder)
+        yield Finding("draft", described)
 
 
 def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:

@@ -89,9 +89,9 @@ def add(folder: Path, weights: Head) -> Path:
     return folder
 
 
-def target(folder: Path, layout: str, given: list[Head], *, vocab_size: int) -> Path:
+def target(folder: Path, layout: str, given: list[Head], *, vocab_size: int, seed: int = 1) -> Path:
     """A random Llama of few words with these heads in its folder."""
-    tiny_heads.few_words(folder, vocab_size, layers=LAYERS)
+    tiny_heads.few_words(folder, vocab_size, layers=LAYERS, seed=seed)
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(told | {"rms_norm_eps": 1e-5}))
     return add(folder, LAYOUTS[layout](given, vocab_size))

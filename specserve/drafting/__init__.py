@@ -6,7 +6,8 @@ KIND = "model"     `build(config, backend, vocab_size)` returns a `Speculator`, 
 KIND = "guesser"   `build(config)` returns a `Guesser`, which lives in the coordinator; such a file imports no torch
 KIND = "beside"    `attach(config, backend, folder)` returns the loaded target with what drafts behind it, and
                    `worker(config, backend, vocab_size, grammars)` the `transport.Worker` that answers plans with it, in
-                   the verifier's process and on the target's own blocks; `build` makes its `Speculator`
+                   the verifier's process and on the target's own blocks; `build` makes its `Speculator`, and
+                   `describe(config, folder)` says in a line what there is, without reading weights
 
 A model that goes on from the target's hidden states also has `layers_read(config)`, of the whole `Config`: the numbers
 of the target's layers whose inputs it reads, none for the target's last states; its backend is a `models.DraftHead`.
@@ -251,7 +252,7 @@ def _kind(config: DraftConfig) -> Kind | None:
         raise ConfigError(f"no speculator called {name!r}; there are: {', '.join(known)}, and dotted paths of your own")
     found = folders.load("drafting", name)
     kind = getattr(found, "KIND", None)
-    parts = ("attach", "worker", "build") if kind == "beside" else ("build",)
+    parts = ("attach", "worker", "build", "describe") if kind == "beside" else ("build",)
     if kind not in kinds or not all(callable(getattr(found, part, None)) for part in parts):
         raise ConfigError(
             f"{name!r} is no speculator: it needs a KIND of {' or '.join(kinds)}, and a function {' and '.join(parts)}"

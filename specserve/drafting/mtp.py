@@ -18,7 +18,7 @@ from specserve.drafting._chains import Chain, Picker
 from specserve.drafting.worker import beside
 from specserve.drafting.workspace import Workspace
 from specserve.errors import ConfigError, ProtocolError
-from specserve.models import Backend, _constant_heads, _mtp_heads, loading
+from specserve.models import Backend, _constant_heads, _mtp_heads, _mtp_layout, loading
 from specserve.models._serial_heads import SerialHeads, Tail, TargetWithHeads
 from specserve.models.paged_transformers import PagedTransformers
 from specserve.sampling.grammar import Grammars
@@ -30,14 +30,18 @@ KIND: Final[Kind] = "beside"
 def attach(config: Config, target: Backend, folder: Path) -> TargetWithHeads:
     """The loaded target together with the heads in its folder. Raises ConfigError where that cannot be."""
     if not isinstance(target, PagedTransformers):
-        raise ConfigError(
-            f"draft.speculator is mtp, whose heads read the target's hidden states, which {config.target.source!r} "
-            f"does not show; use another draft.speculator"
-        )
+        raise ConfigError(_without_states(config))
     own = heads_folder(config)
     if own is not None and _constant_heads.is_assistant(own):
         return TargetWithHeads(target, _constant_heads.load(target, config.target, own))
     return TargetWithHeads(target, _mtp_heads.load(target, folder if own is None else own))
+
+
+def _without_states(config: Config) -> str:
+    return (
+        f"draft.speculator is mtp, whose heads read the target's hidden states, which {config.target.source!r} "
+        f"does not show; use another draft.speculator"
+    )
 
 
 def heads_folder(config: Config) -> Path | None:
@@ -51,6 +55,25 @@ def heads_folder(config: Config) -> Path | None:
     path = Path(source).expanduser()
     loading.read_model_config(path)
     return path
+
+
+def describe(config: Config, folder: Path) -> str:
+    """The heads of this target's folder in a line for people, by what the files say. Raises ConfigError as `attach`."""
+    if config.engine.outcomes not in ("auto", 0):
+        raise ConfigError(
+            f"engine.outcomes is {config.engine.outcomes}, but multi-token-prediction heads only go on from a verdict; "
+            f"set engine.outcomes to 0 or auto"
+        )
+    backend = loading.backend_of(folder, config.target)
+    if backend != loading.PAGED:
+        raise ConfigError(_without_states(config))
+    told, own = loading.read_model_config(folder), heads_folder(config)
+    if own is not None and _constant_heads.is_assistant(own):
+        return f"{own}: a head at a constant position, on the target's keys and values"
+    description, names = _mtp_layout.find(folder if own is None else own, int(told["num_hidden_layers"]))
+    _mtp_layout.check_width(names, int(told["hidden_size"]))
+    count = "1 head" if description.heads == 1 else f"{description.heads} heads"
+    return f"{count} at advancing positions; chains may be longer, the last one goes on"
 
 
 def worker(config: Config, backend: TargetWithHeads, vocab_size: int, grammars: Grammars) -> Worker:

@@ -1,10 +1,11 @@
-"""A draft head on real Ray: hidden states cross sockets between the actors, and the text is that of one process."""
+"""Draft heads on real Ray, in a worker of their own or beside the verifier: the text is that of one process."""
 
 from __future__ import annotations
 
 import httpx
 import pytest
 import tiny_heads
+import tiny_mtp
 from tiny_models import tiny_llama
 
 from specserve import config as configs
@@ -13,20 +14,25 @@ from specserve.models.vocabulary import token_ids
 
 pytestmark = pytest.mark.ray
 
-PROMPT = "a prompt that is longer than one chunk of it"
+PROMPT = list(range(10, 54))
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory):
+@pytest.fixture(scope="module", params=["eagle", "mtp"])
+def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """EAGLE-3, whose hidden states cross sockets between the actors, or heads in the target's checkpoint."""
     base = tmp_path_factory.mktemp("heads")
-    target = tiny_llama(base / "target", seed=1, layers=4)
-    head = tiny_heads.eagle3(base / "head", vocab_size=len(token_ids(target)), read=(1, 2, 3), spoken=200)
-    model = {"kv_blocks": 128, "threads": 1}
+    model, draft = {"kv_blocks": 128, "threads": 1}, {"speculator": request.param}
+    if request.param == "eagle":
+        target = tiny_llama(base / "target", seed=1, layers=4)
+        head = tiny_heads.eagle3(base / "head", vocab_size=len(token_ids(target)), read=(1, 2, 3), spoken=200)
+        draft["model"] = model | {"source": str(head)}
+    else:
+        target = tiny_mtp.target(base / "target", "deepseek", tiny_mtp.heads(1), vocab_size=60)
     return configs.parse(
         {
             "model_name": "tiny",
             "target": model | {"source": str(target)},
-            "draft": {"speculator": "eagle", "model": model | {"source": str(head)}},
+            "draft": draft,
             "engine": {"depth": 3, "prefill_chunk": 8},
             "server": {"port": 0},
         }

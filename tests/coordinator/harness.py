@@ -49,8 +49,8 @@ class Clock:
         return self.now
 
 
-def info(role, blocks=64, block_tokens=4, context=64, reads_hidden=False):
-    return WorkerInfo(role, "cpu", blocks, block_tokens, context, VOCAB, 0, 0.0, place=role, reads_hidden=reads_hidden)
+def info(role, blocks=64, block_tokens=4, context=64, **more):
+    return WorkerInfo(role, "cpu", blocks, block_tokens, context, VOCAB, 0, 0.0, place=role, **more)
 
 
 class Pipeline:
@@ -74,6 +74,7 @@ class Pipeline:
         tokenizer=None,
         metrics=None,
         reads_hidden=False,
+        drafts=False,
         **engine,
     ):
         self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
@@ -92,8 +93,8 @@ class Pipeline:
         self.metrics = metrics or EngineMetrics("toy")
         self.engine = Engine(
             self.config,
-            target=info("target", blocks, context=context),
-            draft=info("draft", draft_blocks, 4, context, reads_hidden) if draft else None,
+            target=info("target", blocks, context=context, drafts=drafts),
+            draft=info("draft", draft_blocks, 4, context, reads_hidden=reads_hidden) if draft else None,
             verifier=self.verifier,
             drafter=self.draft,
             guesser=guesser,

@@ -100,6 +100,8 @@ def every_message() -> list[m.Message]:
         m.Verdict(4, rows, two, two, two, 0.5, 0.125, m.Scores(two, two, floats, ints(1, 2, 3, 4, 5), floats)),
         m.Verdict(4, rows, two, two, two, 0.5, 0.125, hidden=hidden),
         m.Verdict(4, rows, two, two, two, 0.5, 0.125, last=ints(-1, 4)),
+        m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, m.Dists.none(), two, two, depths=two),
+        m.Verdict(4, rows, two, two, two, 0.5, 0.125, drafted=m.Drafted(two, ints(1, 2, 3), dists(3, 1000), 0.25)),
         m.Cannot(5, rows, two, two),
         m.Failed(6, m.empty("int64"), "why"),
         m.Submit(request),
