@@ -101,7 +101,8 @@ def _speculator(config: Config) -> Iterator[Finding]:
         yield Finding("speculator", f"draft.speculator is {name}: plain decoding")
     else:
         where = "in a draft worker" if has_worker else "beside the coordinator"
-        yield Finding("speculator", f"{name} {where}, depth {config.engine.depth}")
+        tree = "" if config.engine.tree_shape is None else f", trees of {config.engine.tree}"
+        yield Finding("speculator", f"{name} {where}, depth {config.engine.depth}{tree}")
 
 
 def _rule(config: Config) -> Iterator[Finding]:
