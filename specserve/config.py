@@ -139,7 +139,7 @@ class EngineConfig(Section):
         description="draft a tree: the children of each token by level, 1 where none are named ([3, 2] at depth 4 is "
         "3, 2, 1, 1), or `dynamic`: children where the draft is most confident; null drafts chains",
     )
-    tree_nodes: int = Field(16, ge=1, le=256, description="dynamic trees: drafted tokens per request and round")
+    tree_nodes: int = Field(12, ge=1, le=256, description="dynamic trees: drafted tokens per request and round")
     tree_width: int = Field(4, ge=1, le=32, description="dynamic trees: children of a token, and parents in a level")
     rule: str = Field("rejection", description="the name of a rule file in verification/")
     synthetic_acceptance: tuple[float, ...] | None = Field(

@@ -64,11 +64,12 @@ class _Tree:
             self.grown.families.append(each.family)
             self.worth.append(worth)
 
-    def next_level(self, new: Sequence[int], most: int | None) -> None:
-        """Of the nodes that are new, all, or the `most` that are worth most, get children next."""
+    def next_level(self, new: Sequence[int], shape: TreeShape) -> None:
+        """Of the nodes that are new, all, or as many as may be of those worth most, get children next."""
         self.families += len(self.places)
         self.level += 1
-        going_on = self.level < self.job.levels
+        going_on = self.level < self.job.levels and len(self.grown.tokens) < shape.most_nodes
+        most = shape.width if shape.branching is None else None
         best = sorted(new, key=lambda node: -self.worth[node])[:most]
         self.places = sorted(best) if going_on else []
 
@@ -151,9 +152,8 @@ class Growth:
         places = self._allot(places, self._worths(growing, places, logits, dist), finite)
         before = [len(tree.grown.tokens) for tree in growing]
         self._add(places, logits)
-        most = None if self._shape.branching is not None else self._shape.width
         for tree, first in zip(growing, before, strict=True):
-            tree.next_level(range(first, len(tree.grown.tokens)), most)
+            tree.next_level(range(first, len(tree.grown.tokens)), self._shape)
 
     def _keep(self, places: Sequence[_Place], logits: torch.Tensor) -> torch.Tensor | None:
         """Keep and return what tokens are drawn from, [m, V]; None where none are."""

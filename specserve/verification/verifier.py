@@ -50,7 +50,7 @@ from specserve.transport.messages import (
     empty,
 )
 from specserve.types import RuleName, WorkerInfo
-from specserve.verification import Judge, _masks, all_rules, judges_of, tree_judges
+from specserve.verification import Judge, TreeJudge, _masks, all_rules, judges_of, tree_judges
 from specserve.verification._beside import Beside
 from specserve.verification._draft_rows import DraftRows
 from specserve.verification._group import GREEDY, Group, grouped
@@ -210,6 +210,11 @@ class Verifier:
             raise ProtocolError(f"no rule called {rule!r}; there are: {', '.join(self._judges)}")
         return self._judges[rule]
 
+    def _tree_judge_of(self, rule: RuleName) -> TreeJudge:
+        if rule not in self._tree_judges:
+            raise ProtocolError(f"rule {rule!r} cannot check trees; there are: {', '.join(self._tree_judges)}")
+        return self._tree_judges[rule]
+
     def _build_masks(self, rows: Sequence[Row]) -> Future[Masks]:
         """In another thread while the forward runs, where there is anything to build."""
         if any(row.profile.constraint is not None for row in rows):
@@ -269,7 +274,7 @@ class Verifier:
         draft = DraftRows.of(draft_dists, group.dist_rows.to(device), tokens)
         tree = _tree_of(group, device)
         if tree is not None:
-            return self._tree_judges[group.rule](group.by_step(dist), draft, tree, group.noise(device))
+            return self._tree_judge_of(group.rule)(group.by_step(dist), draft, tree, group.noise(device))
         kept, chosen = judge(group.by_step(dist), draft, tokens, group.lengths.to(device), group.noise(device))
         return kept - 1, chosen
 

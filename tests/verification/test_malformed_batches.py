@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from mutations import mutated
 from table_backend import TableBackend
-from worker_messages import Part, opened, plan, verify
+from worker_messages import Part, ints, opened, plan, verify
 
+from specserve.config import EngineConfig
 from specserve.drafting.small_model import SmallModel
 from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import SparseDists, Workspace
@@ -37,7 +39,28 @@ def drafter():
     return DraftWorker(SmallModel(backend(), VOCAB), workspace, vocab_size=VOCAB), plan
 
 
-@pytest.mark.parametrize("make", [verifier, drafter])
+TREES = EngineConfig(depth=2, tree=(2,))
+
+
+def tree_verifier():
+    def batch(parts):
+        trees = [replace(part, chain=[7, 8, 1]) for part in parts]
+        return replace(verify(trees), parents=ints([-1, -1, 0] * len(parts)))
+
+    return Verifier(backend(), vocab_size=VOCAB, engine=TREES), batch
+
+
+def tree_drafter():
+    def batch(parts):
+        leased = [replace(part, slots=range(5 * part.row, 5 * part.row + 3)) for part in parts]
+        return replace(plan(leased), levels=ints([2] * len(parts)))
+
+    workspace = Workspace(16, SparseDists(16, VOCAB, CPU), CPU)
+    speculator = SmallModel(backend(), VOCAB)
+    return DraftWorker(speculator, workspace, vocab_size=VOCAB, shape=TREES.tree_shape), batch
+
+
+@pytest.mark.parametrize("make", [verifier, drafter, tree_verifier, tree_drafter])
 def test_a_spoilt_batch_is_answered_and_the_next_one_is_right(make):
     """100 spoilt batches: none raises, and a good one after each gets what it got before."""
     worker, batch = make()
@@ -90,3 +113,15 @@ def told(answer):
         return answer.kept.tolist(), answer.next.tolist()
     assert isinstance(answer, Push)
     return answer.chain_lengths.tolist(), answer.tokens.tolist()
+
+
+@pytest.mark.parametrize("parents", [[-1, 1, 0], [-2, -1, 0], [-1, -1, 7]])
+def test_a_row_that_is_no_tree_fails_alone(parents):
+    """A node behind itself, or behind one that there is not; the other row's tree is named by nobody."""
+    worker, batch = tree_verifier()
+    for row in (1, 2):
+        worker.handle(opened(row, temperature=0))
+    message = batch([Part(1, 0, [1, 2, 3], [0, 1]), GOOD])
+    (answer,) = worker.handle(replace(message, parents=ints([*parents, -1, -1, 0])))
+    assert isinstance(answer, Failed)
+    assert answer.rows.tolist() == [1]
