@@ -56,13 +56,16 @@ class MeetingPlace:
 
 
 def arrive(meeting: Meeting, timeout_s: float) -> Store:
-    """Another rank's side of a meeting."""
+    """Another rank's side of a meeting. Raises GroupLost where nobody waits."""
     timeout = timedelta(seconds=timeout_s)
-    return TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout, wait_for_workers=False)
+    try:
+        return TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        raise GroupLost(f"no rank 0 waits at {meeting.host} port {meeting.port}: {str(error)[:300]}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class _Exchange:
     """One exchange of a step, as the first forward showed it. width is that of the rows that are exchanged."""
 
     width: int
@@ -84,7 +87,7 @@ class RankGroup:
         self.size = size
         self.device = device
         self.broken: str | None = None
-        self._known: list[_Sum] = []
+        self._known: list[_Exchange] = []
         self._learning = True
         self._done = 0
         self._use_interface_of(host)
@@ -122,8 +125,8 @@ class RankGroup:
 
     def collect(self, rows: torch.Tensor) -> list[torch.Tensor] | None:
         """Every rank's rows [..., m, width], by rank, at rank 0; None at the others."""
-        self._note(rows, to_lead=True)
         parts = [torch.empty_like(rows) for _ in range(self.size)] if self.rank == 0 else None
+        self._note(rows, to_lead=True)  # what does not fit above has not taken part yet
         if rows.numel():  # a batch that only fills pages wants no logits
             self._exchange(lambda: dist.gather(rows.contiguous(), parts, dst=0, group=self._present_group))
         return parts
@@ -136,7 +139,7 @@ class RankGroup:
     def _note(self, rows: torch.Tensor, *, to_lead: bool) -> None:
         self._done += 1
         if self._learning:
-            self._known.append(_Sum(rows.shape[-1], rows.dtype, to_lead))
+            self._known.append(_Exchange(rows.shape[-1], rows.dtype, to_lead))
 
     def learned(self) -> None:
         """The first forward is over: every later one exchanges the same, over its own rows."""
@@ -167,7 +170,10 @@ class RankGroup:
             except (RuntimeError, MemoryError) as error:
                 self.broken = f"rank {self.rank} of {self.size} has no memory left to go on: {error}"
                 raise GroupLost(self.broken) from None
-            self.collect(nothing) if exchange.to_lead else self.sum(nothing)
+            if exchange.to_lead:
+                self.collect(nothing)
+            else:
+                self.sum(nothing)
 
     def report(self, text: str) -> list[str]:
         """Say how a step went, nothing where it went well: at rank 0 what each rank said, at the others nothing."""

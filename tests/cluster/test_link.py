@@ -59,6 +59,15 @@ def test_the_warning_names_both_ends_the_times_and_what_to_change():
     assert LINK.warning("draft", slow_link_s=0.0032) is None
 
 
+def test_the_warning_of_a_rank_names_it_and_how_to_keep_ranks_together():
+    """A tenth of what a worker may be away is far for a rank: every layer waits for its group."""
+    told = LINK.warning_of_rank("target/1", slow_link_s=0.0001)
+    assert told is not None
+    for part in ("target/1 on 10.0.0.3", "3.10 ms", "10.0.0.2", "rank_placement STRICT_PACK", "cluster.slow_link_s"):
+        assert part in told
+    assert LINK.warning_of_rank("target/1", slow_link_s=0.0032) is None
+
+
 class relay:
     """A TCP hop towards an echo that waits before it passes on what the client sent."""
 

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.ray
 def url(config: Config, ray_here: None) -> Iterator[str]:
     """The deployment of `test_cluster` with its target over two ranks."""
     target = config.target.model_copy(update={"tensor_parallel": 2})
-    # Ranks that share a core with other work take long to meet.
-    cluster = config.cluster.model_copy(update={"lost_after_s": 10.0})
+    # While ranks that share a core with other work wait for each other, hearts beat late.
+    cluster = config.cluster.model_copy(update={"lost_after_s": 4.0})
     with served(config.model_copy(update={"target": target, "cluster": cluster})) as address:
         yield address
 
@@ -42,16 +42,3 @@ def test_the_loss_of_a_rank_replaces_the_group_under_the_stream(role: str, url: 
     assert not {before["target"], before["target/1"]} & {after["target"], after["target/1"]}
     assert (after["draft"], after["coordinator"]) == (before["draft"], before["coordinator"])
     assert complete(url)["choices"][0]["text"] == expected_text
-
-
-@pytest.mark.full
-def test_a_draft_of_two_processes_drafts_as_one(config: Config, ray_here: None, expected_text: str) -> None:
-    """The draft's ranks are its own setting; its drafts are kept by a target of one process."""
-    model = config.draft.model.model_copy(update={"tensor_parallel": 2})
-    draft = config.draft.model_copy(update={"model": model})
-    cluster = config.cluster.model_copy(update={"lost_after_s": 10.0})
-    with served(config.model_copy(update={"draft": draft, "cluster": cluster})) as address:
-        assert "draft/1" in pids()
-        answer = complete(address)
-    assert answer["choices"][0]["text"] == expected_text
-    assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > TOKENS / 2

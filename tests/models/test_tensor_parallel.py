@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from specserve import config as configs
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError, GroupLost
 from specserve.models import _memory, _memory_plan, _shards, _tensor_parallel, loading
-from specserve.models._ranks import MeetingPlace, shares
+from specserve.models._ranks import Meeting, MeetingPlace, arrive, shares
 from specserve.models._stretches import Stretch
 from specserve.models._worker import load_backend
 
@@ -238,6 +239,22 @@ def test_a_rank_that_is_gone_or_hangs_breaks_the_group(fault, hang_after_s, seco
                     two.forward(batch)
     finally:
         second.end()
+
+
+def test_a_meeting_that_nobody_holds_is_a_lost_group():
+    """A rank that comes to a place where rank 0 is no more says so, and does not wait for ever."""
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(GroupLost, match=f"no rank 0 waits at {HOST} port {port}"):
+        arrive(Meeting(HOST, port), 1.0)
+
+
+def test_a_meeting_is_held_on_its_own_address_only():
+    """Not on every interface, as torch's store would be: another loopback address finds nobody."""
+    place = MeetingPlace(HOST, 1.0)
+    socket.create_connection((HOST, place.meeting.port), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", place.meeting.port), timeout=5)
 
 
 @pytest.mark.parametrize("size", [3, 4])
