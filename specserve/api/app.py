@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from specserve.api import convert, page
 from specserve.api.access import Admission, HeaderLimit, Keys, client_of
-from specserve.api.body import read_object
+from specserve.api.body import parse_object, read_body, taken
 from specserve.api.document import document
 from specserve.api.errors import error_response
 from specserve.api.event_stream import EventStream
@@ -226,14 +226,9 @@ class _Api:
 
     async def _body(self, request: HttpRequest, kind: type[BodyT]) -> BodyT:
         server = self._config.server
-        data = await read_object(request, min(server.body_timeout_s, server.request_timeout_s))
-        refuse_unsupported(data, kind)
-        names = unknown(data, kind)
-        if names and server.strict_params:
-            raise UnsupportedField("the body holds a field that nobody here knows", param=min(names))
-        body = kind.model_validate(data)
-        for name in names:
-            self.http.unknown_param(name)
+        raw = await read_body(request, min(server.body_timeout_s, server.request_timeout_s))
+        body, names = await taken(raw, partial(_checked, kind=kind, strict=server.strict_params))
+        self.http.unknown_params(names)
         convert.check_model(body.model, self._engine.card)
         return body
 
@@ -244,6 +239,16 @@ class _Api:
             return EventStream(job, self._engine, self._tokenizer, self.http)
         work = collect(job, self._engine, self._tokenizer)
         return JSONResponse(await until_gone(request.receive, work))
+
+
+def _checked(raw: bytes, kind: type[BodyT], strict: bool) -> tuple[BodyT, list[str]]:
+    """A body, and the names of its fields that nobody here knows; where `strict`, those are refused."""
+    data = parse_object(raw)
+    refuse_unsupported(data, kind)
+    names = unknown(data, kind)
+    if names and strict:
+        raise UnsupportedField("the body holds a field that nobody here knows", param=min(names))
+    return kind.model_validate(data), names
 
 
 async def _page(path: str) -> Response:

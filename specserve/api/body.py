@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -14,28 +14,34 @@ from specserve.api.errors import ClientGone
 from specserve.errors import DeadlineExceeded, RequestError, WrongContentType
 
 _MAX_DEPTH = 64
+_LARGE = 64 * 1024
+
+T = TypeVar("T")
 
 
-async def read_object(request: Request, timeout_s: float) -> dict[str, Any]:
-    """The JSON object in a request's body.
+async def read_body(request: Request, timeout_s: float) -> bytes:
+    """The bytes of a request's body, which says that it is JSON.
 
-    Raises WrongContentType, BodyTooLarge (from the limit around the app), DeadlineExceeded for a body that does not
-    arrive in `timeout_s` seconds, and RequestError for anything that is not one JSON object of finite numbers and
-    valid text.
+    Raises WrongContentType, BodyTooLarge (from the limit around the app), and DeadlineExceeded for a body that does not
+    arrive in `timeout_s` seconds.
     """
     _check_content_type(request.headers.get("content-type", ""))
     try:
         async with asyncio.timeout(timeout_s):
-            body = await request.body()
+            return await request.body()
     except TimeoutError:
         raise DeadlineExceeded(f"the body did not arrive within {timeout_s:g} seconds") from None
     except ClientDisconnect:
         raise ClientGone from None
-    return parse_object(body)
+
+
+async def taken(body: bytes, take: Callable[[bytes], T]) -> T:
+    """What `take` makes of a body. A large one is taken in a thread, so that open streams go on meanwhile."""
+    return await asyncio.to_thread(take, body) if len(body) > _LARGE else take(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The object that a JSON text holds. Raises RequestError for everything else."""
+    """The object of finite numbers and valid text that a JSON text holds. Raises RequestError for everything else."""
     try:
         data = json.loads(body.decode("utf-8"), parse_float=_finite, parse_constant=_no_constant)
     except UnicodeDecodeError:

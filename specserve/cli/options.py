@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from specserve import config as configs
+from specserve import speculative_config
 from specserve.config import Config
 from specserve.errors import ConfigError
 
@@ -40,8 +41,9 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="the target model: demo, emulated, a folder, or a .gguf file (target.source)")
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
     parser.add_argument(
-        "--speculator", help="small_model, eagle, ngram, suffix, none, or a dotted path (draft.speculator)"
+        "--speculator", help="small_model, eagle, mtp, ngram, suffix, none, or a dotted path (draft.speculator)"
     )
+    parser.add_argument("--speculative-config", metavar="JSON", help="drafting as vLLM's flag of this name has it")
     if parser.prog.endswith(("serve", "check")):
         parser.add_argument("--depth", type=int, help="drafted tokens per request and round (engine.depth)")
     parser.add_argument(
@@ -60,6 +62,8 @@ def read_config(arguments: argparse.Namespace) -> Config:
         from specserve.models._device_profile import settings
 
         overrides |= settings(arguments.profile)
+    if arguments.speculative_config is not None:
+        overrides |= speculative_config.settings(arguments.speculative_config)
     for flag, dotted in _FLAGS.items():
         value = getattr(arguments, flag, None)
         if value is not None:

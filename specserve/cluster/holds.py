@@ -92,18 +92,20 @@ class Holder:
             self._releasing = asyncio.get_running_loop().create_task(releasing, context=Context())
 
     def close(self) -> None:
-        """Leave; what is open then lapses at the pipeline. Idempotent."""
-        for task in (*self._calls.values(), *filter(None, [self._releasing])):
-            task.cancel()
+        """All requests have ended. What is held is let go still, so that Serve does not wait for it. Idempotent."""
+        for name in tuple(self._ended):
+            self.end(name)
 
     async def _keep(self, name: str, ended: asyncio.Event) -> None:
         try:
             while not ended.is_set():
+                pause_s = _GATHER_S
                 try:
                     await self._hold(name)
                 except Exception:  # the pipeline leaves, or is away
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(ended.wait(), _RETRY_S)
+                    pause_s = _RETRY_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), pause_s)
         finally:
             self._calls.pop(name, None)
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,6 +55,7 @@ def _serve(config: Config, stopping: threading.Event, ray_address: str | None, o
             _banner(config, out)
             _tell_workers()
             _warn(config)
+            _warn_of_open_ray(ray_address, os.environ)
             _warn_of_links()
             stopping.wait()
             drain()
@@ -223,6 +224,15 @@ def _warn(config: Config) -> None:
         _tell(
             f"warning: anybody who reaches {config.server.host} can use this server; set SPECSERVE_API_KEY, or listen "
             f"on 127.0.0.1"
+        )
+
+
+def _warn_of_open_ray(address: str | None, environment: Mapping[str, str]) -> None:
+    """Whoever reaches a Ray without tokens can run code on it. One of our own always has them."""
+    if address is not None and environment.get("RAY_AUTH_MODE") != "token":
+        _tell(
+            "warning: token authentication of Ray is not switched on here (RAY_AUTH_MODE=token on every node), and who "
+            "reaches Ray's ports runs code on its machines; switch it on, or keep those ports private"
         )
 
 

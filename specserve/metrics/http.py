@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from specserve.metrics.board import Board, Snapshot
-from specserve.metrics.table import HTTP_METRICS, OTHER
+from specserve.metrics.table import HTTP_METRICS, KNOWN_PARAMS, OTHER
 
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
 
@@ -39,9 +40,11 @@ class HttpMetrics:
         """Count a stream that ended in an error event."""
         self._board.series("specserve_stream_errors_total").inc()
 
-    def unknown_param(self, name: str) -> None:
-        """Count an ignored request field; names outside the fixed list count as "other"."""
-        self._board.listed("specserve_unknown_params_total", name).inc()
+    def unknown_params(self, names: Iterable[str]) -> None:
+        """Count the ignored fields of a request; names outside the fixed list count as "other"."""
+        counted = Counter(name if name in KNOWN_PARAMS else OTHER for name in names)
+        for name, times in counted.items():
+            self._board.series("specserve_unknown_params_total", name).inc(times)
 
     def snapshot(self) -> Snapshot:
         """Every sample as it stands."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import httpx
 import pytest
 from scripted_engine import CARD, TOKENIZER, ScriptedEngine, app_of, call, chat, complete, events_of, said, stats
+
+from specserve.api.body import parse_object
 
 
 def ids(text: str) -> list[int]:
@@ -54,6 +57,23 @@ def test_unknown_fields_are_ignored_unless_that_is_forbidden() -> None:
     refused = complete(app_of(ScriptedEngine(said("x")), strict_params=True), frobnicate=1)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "frobnicate")
     assert complete(app_of(ScriptedEngine(said("x")), strict_params=True), user="u").status_code == 200
+
+
+@pytest.mark.parametrize(("size", "apart"), [(100, False), (200_000, True)])
+def test_a_large_body_is_read_beside_the_loop(monkeypatch, size, apart) -> None:
+    """Reading megabytes takes a large part of a second, in which no open stream of the process would go on."""
+    threads = []
+
+    def noted(raw: bytes) -> dict[str, object]:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return parse_object(raw)
+
+    monkeypatch.setattr("specserve.api.app.parse_object", noted)
+    app = app_of(ScriptedEngine(said("x")))
+    assert complete(app, user="u" * size).status_code == 200
+    refused = complete(app, prompt=5, user="u" * size)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert threads == [apart] * 2
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,41 @@ def test_a_request_that_ends_while_the_pipeline_is_away_leaves_nothing():
     asyncio.run(run())
 
 
+def test_who_leaves_lets_go_of_all_it_held():
+    """What ended just before as well as what is open: Serve would wait for it when the pipeline leaves."""
+
+    async def run() -> None:
+        there = Holds()
+        way = Way(there)
+        holder = Holder("here", way.hold, way.release)
+        names = [holder.begin() for _ in range(2)]
+        await until(there, 2)
+        holder.end(names[0])
+        holder.close()
+        holder.close()
+        await until(there, 0)
+
+    asyncio.run(run())
+
+
+def test_calls_that_return_at_once_leave_the_loop_to_others():
+    """However often they do."""
+
+    async def run() -> None:
+        async def at_once(_: object) -> None:
+            """Hold nothing."""
+
+        holder = Holder("here", at_once, at_once)
+        holder.begin()
+        await asyncio.sleep(0.05)
+        holder.close()
+        async with asyncio.timeout(10):
+            while holder._calls:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(run())
+
+
 def test_a_pipeline_that_stops_holds_nothing_more():
     """What is open returns, and what comes later is refused, so that nobody asks in a loop without a pause."""
 

@@ -141,3 +141,25 @@ def test_a_server_that_is_open_to_others_says_so(config, capfd):
     told = capfd.readouterr().err
     assert "0.0.0.0" in told
     assert "SPECSERVE_API_KEY" in told
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "warned"),
+    [
+        (None, {}, False),
+        ("auto", {"RAY_AUTH_MODE": "token"}, False),
+        ("auto", {}, True),
+        ("auto", {"RAY_AUTH_MODE": "disabled"}, True),
+    ],
+)
+def test_somebody_elses_ray_without_tokens_is_warned_of(capfd, address, environment, warned):
+    """A Ray of our own always has them."""
+    launch._warn_of_open_ray(address, environment)
+    assert ("RAY_AUTH_MODE=token" in capfd.readouterr().err) is warned
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_a_server_that_is_open_to_others_is_warned_of(capfd, host, warned):
+    """Where it has no keys."""
+    launch._warn(configs.parse({"server": {"host": host}}))
+    assert ("SPECSERVE_API_KEY" in capfd.readouterr().err) is warned

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
+import many_nodes
 import pytest
 from many_nodes import STREAMS, WAIT_S, deploy, settings, slow_profile, streamed, until
 from scraped import Scrape
@@ -99,23 +100,33 @@ def test_serve_counts_each_open_sequence_and_nothing_is_held_up(profile, ray_her
         counts(0)
 
 
-@pytest.mark.full
-def test_a_pipeline_that_scaling_takes_away_ends_its_streams_first(profile, ray_here):
-    """Serve counts on for the one that leaves until its streams have ended, all of them whole; then it is gone."""
-    config = configured(profile, 2)
+def asked(url: str, model: str) -> tuple[list[threading.Thread], dict[int, tuple[str, str | None]]]:
+    """Sixteen streams, and where their texts and failures will be."""
     answers: dict[int, tuple[str, str | None]] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = streamed(url, model, number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(STREAMS)]
+    for thread in threads:
+        thread.start()
+    return threads, answers
+
+
+@pytest.mark.full
+def test_a_pipeline_that_scaling_takes_away_ends_its_streams_first(profile, ray_here, monkeypatch):
+    """Serve counts on for the one that leaves until its streams have ended, all of them whole; then it is gone."""
+    monkeypatch.setattr(many_nodes, "TOKENS", 600)
+    config = configured(profile, 2)
     with deployed(config) as url:
         health = httpx.get(f"{url}/health", timeout=WAIT_S).json()
         assert (health["status"], "of 2" in json.dumps(health)) == ("ok", False)
-        expected = [streamed(url, config.served_name, number)[0] for number in range(STREAMS)]
-
-        def ask(number: int) -> None:
-            answers[number] = streamed(url, config.served_name, number)
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(STREAMS)]
-        before = set(ongoing())
+        threads, expected = asked(url, config.served_name)
         for thread in threads:
-            thread.start()
+            thread.join()
+        assert not any(failure for _, failure in expected.values())
+        threads, answers = asked(url, config.served_name)
+        before = set(ongoing())
         until(lambda: sum(ongoing().values()) == STREAMS and all(ongoing().values()), "both work")
         deploy(config.model_copy(update={"cluster": config.cluster.model_copy(update={"pipelines": 1})}))
         until(lambda: len(statuses(url)) == 1, "one leaves")
@@ -123,5 +134,5 @@ def test_a_pipeline_that_scaling_takes_away_ends_its_streams_first(profile, ray_
         assert ongoing().get(left), "it was cut, or its streams were over before it left"
         for thread in threads:
             thread.join()
-        assert answers == {number: (text, None) for number, text in enumerate(expected)}
+        assert answers == expected
         until(lambda: set(ongoing()) == before - {left}, "it is gone")

@@ -222,7 +222,7 @@ def test_no_label_carries_what_a_client_sent() -> None:
     engine.rejected("SECRET")
     engine.dropped("SECRET")
     engine.ended("SECRET", STATS)
-    http.unknown_param("SECRET")
+    http.unknown_params(["SECRET"])
     http.started()
     http.ended("/SECRET", "SECRET", 404)
     text = engine.render() + http.render()
