@@ -110,7 +110,7 @@ def measure(options: Options, progress: Progress) -> Outcome:
     progress("starting Ray")
     deployment = configs.parse(settings_of(options.profile, options.clients), where="bench chaos")
     with running(deployment) as (url, config):
-        return asyncio.run(_run(url, config, options, progress))
+        return asyncio.run(disturb(url, config, options, progress))
 
 
 def settings_of(profile: str, clients: int) -> dict[str, Any]:
@@ -133,7 +133,8 @@ def settings_of(profile: str, clients: int) -> dict[str, Any]:
     return tree
 
 
-async def _run(url: str, config: Config, options: Options, progress: Progress) -> Outcome:
+async def disturb(url: str, config: Config, options: Options, progress: Progress) -> Outcome:
+    """Ask a deployment of this Ray, and do harm to its processes."""
     asks = Ask.all_of(config.served_name, options.max_tokens)
     outcome = Outcome()
     limits = httpx.Limits(max_connections=None)

@@ -2,107 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import pytest
 from cluster_facts import PROMPT, TOKENS
+from deployment import WAIT_S, body, complete, drafted, healthy, kill_mid_stream, pids, served, stream, until
+from open_streams import KINDS, Answer, ask, idle, streams
+from scraped import Scrape
 
-from specserve.config import Config
 from specserve.errors import ConfigError
 
 pytestmark = pytest.mark.ray
 
-WAIT_S = 60.0
-
 
 @pytest.fixture(scope="module")
 def url(config, ray_here) -> Iterator[str]:
-    """The deployment with the socket transport."""
-    with served(config) as address:
+    """The deployment with the socket transport, with room for twenty long answers."""
+    target = config.target.model_copy(update={"kv_blocks": 1200})
+    draft = config.draft.model_copy(update={"model": config.draft.model.model_copy(update={"kv_blocks": 1200})})
+    with served(config.model_copy(update={"target": target, "draft": draft})) as address:
         yield address
-
-
-class served:
-    """Deploy, yield the address, take down."""
-
-    def __init__(self, config: Config) -> None:
-        from specserve.cluster.launch import deployed, with_port
-
-        self.config = with_port(config)
-        self.deployment = deployed(self.config, threading.Event())
-
-    def __enter__(self) -> str:
-        assert self.deployment.__enter__()
-        return f"http://127.0.0.1:{self.config.server.port}"
-
-    def __exit__(self, *error: object) -> None:
-        self.deployment.__exit__(*error)  # type: ignore[arg-type]
-
-
-def body(**more: object) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True} | more
-
-
-def complete(url: str) -> dict[str, Any]:
-    answer = httpx.post(f"{url}/v1/completions", json=body(), timeout=WAIT_S)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def drafted(answer: dict[str, Any]) -> int:
-    return answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
-
-
-def stream(url: str, after_first: Callable[[], None]) -> tuple[str, int]:
-    """The text of a streamed answer and the number of chunks that came after the call."""
-    pieces: list[str] = []
-    with httpx.stream("POST", f"{url}/v1/completions", json=body(stream=True), timeout=WAIT_S) as answer:
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            assert "error" not in chunk, chunk
-            pieces.append(chunk["choices"][0]["text"])
-            if len(pieces) == 1:
-                after_first()
-    return "".join(pieces), len(pieces) - 1
-
-
-def pids() -> dict[str, int]:
-    from specserve.cluster.launch import pipeline_states
-
-    (state,) = pipeline_states()
-    return state.pids
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.2)
-
-
-def healthy(url: str) -> bool:
-    answer = httpx.get(f"{url}/health", timeout=WAIT_S)
-    return answer.json()["status"] == "ok"
-
-
-def kill_mid_stream(url: str, role: str) -> str:
-    """Kill a worker after the first chunk; the text, once the worker is back as another process."""
-    pid = pids()[role]
-    text, later = stream(url, lambda: os.kill(pid, signal.SIGKILL))
-    assert later > 1
-    until(lambda: pids()[role] != pid and healthy(url))
-    return text
 
 
 def test_chat_over_http(url):
@@ -165,10 +90,58 @@ def test_killed_verifier_is_replaced_under_the_stream(url, expected_text):
     assert kill_mid_stream(url, "target") == expected_text
 
 
-def test_killed_coordinator_is_replaced_under_the_stream(url, expected_text):
-    """SIGKILL of the coordinator in mid stream: the stream waits and ends with the same text; later ones are served."""
-    assert kill_mid_stream(url, "coordinator") == expected_text
-    assert complete(url)["choices"][0]["text"] == expected_text
+def test_twenty_open_streams_survive_their_coordinator(url, expected_text):
+    """Greedy and coupled answers are the same; others are whole; usage, scores and reasons are those of one piece."""
+    kinds = KINDS | {"stop": KINDS["stop"] | {"stop": [expected_text[-60:-40], "nothing like it"]}}
+    calm = dict(zip(kinds, streams(url, list(kinds.values()), killing=False), strict=True))
+    weights = {role: pids()[role] for role in ("draft", "target")}
+    lost = streams(url, [*kinds.values(), *kinds.values()], killing=True)
+    for kind, answer in zip([*kinds, *kinds], lost, strict=True):
+        expected = calm[kind]
+        assert not answer.errors, (kind, answer.errors)
+        assert answer.done == 1, kind
+        assert answer.usage["prompt_tokens"] == expected.usage["prompt_tokens"], kind
+        if kind == "rejection":
+            assert answer.usage["completion_tokens"] == TOKENS
+            continue
+        assert answer.texts == expected.texts, kind
+        assert answer.reasons == expected.reasons, kind
+        assert answer.scored == expected.scored, kind
+        assert answer.usage["completion_tokens"] == expected.usage["completion_tokens"], kind
+    assert calm["logprobs"].scored == len(PROMPT) + TOKENS
+    assert re.fullmatch("(yes|no|maybe){60}!", calm["structured"].texts[0])
+    assert calm["stop"].reasons == {0: "stop"}
+    assert expected_text.startswith(calm["stop"].texts[0])
+    assert {role: pids()[role] for role in weights} == weights  # they kept their weights
+    until(lambda: idle(url))
+    found = Scrape(httpx.get(f"{url}/metrics", timeout=WAIT_S).text)
+    assert found.sum("specserve_requests_resumed_total") >= 10
+
+
+def test_a_request_that_comes_while_there_is_no_coordinator_waits(url, expected_text):
+    """It is answered when there is one again, instead of being refused."""
+    pid = pids()["coordinator"]
+    os.kill(pid, signal.SIGKILL)
+    answer = Answer()
+    ask(url, {}, answer)
+    assert not answer.errors
+    assert answer.texts == {0: expected_text}
+    until(lambda: pids()["coordinator"] != pid and healthy(url))
+
+
+def test_a_stream_survives_one_coordinator_after_another(url, expected_text):
+    """The second one dies when it has just gone on."""
+    answer = Answer()
+    thread = threading.Thread(target=ask, args=(url, {}, answer))
+    thread.start()
+    for _ in range(2):
+        pid = pids()["coordinator"]
+        answer.began.wait(WAIT_S)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda pid=pid: pids()["coordinator"] != pid)
+    thread.join()
+    assert not answer.errors
+    assert answer.texts == {0: expected_text}
 
 
 def test_metrics_over_http(url):

@@ -10,8 +10,8 @@ import time
 
 import httpx
 import pytest
+from deployment import WAIT_S, body, complete, healthy, pids, served, until
 from scraped import Scrape
-from test_cluster import WAIT_S, body, complete, healthy, pids, served, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]
 

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra specserve[tracing]")
 
 from cluster_facts import TOKENS
+from deployment import WAIT_S, body, served
 from span_collector import collecting
-from test_cluster import WAIT_S, body, served
 
 from specserve.config import TracingConfig
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import greedy_reference
 import httpx
 import pytest
+from deployment import served
 from killed_clients import kill_fifty
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,8 +23,6 @@ TEXTS = CHATS[:4] + CHATS[6:8]
 
 @pytest.fixture(scope="module")
 def url(ray_here):
-    from test_cluster import served
-
     config = {"engine": {"depth": 4, "prefill_chunk": 48, "max_batch_tokens": 128, "max_requests": 8}}
     with served(configs.parse(config | {"server": {"port": 0}})) as address:
         yield address

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
+from deployment import served
 
 from specserve import config as configs
+from specserve.bench import chaos
 from specserve.bench.steady import Ask, Server
 from specserve.local import LocalEngine
 from specserve.models import _device_profile
@@ -24,8 +28,6 @@ def config():
 
 @pytest.fixture(scope="module")
 def url(config, ray_here):
-    from test_cluster import served
-
     with served(config) as address:
         yield address
 
@@ -52,3 +54,14 @@ def test_a_window_of_steady_state_holds_whole_rounds_that_take_the_devices_time(
     assert counted.wall_s >= counted.target_s
     assert (counted.drafted > 0) == (depth > 0)
     assert counted.tokens > counted.steps or depth == 0
+
+
+def test_workers_killed_under_open_streams_break_no_promise(config, url):
+    """By the chaos bench: each stream ended once and with its text, workers came back, and nothing is held."""
+    options = chaos.Options(clients=4, seconds=1, seed=1, max_tokens=120, kinds=("kill",), roles=("draft", "target"))
+    outcome = asyncio.run(chaos.disturb(url, config, options, lambda _: None))
+    whole = chaos.summary(outcome)
+    assert chaos.broken(outcome) == []
+    assert whole["faults"] >= 1
+    assert whole["streams"] == whole["finished"] >= 4
+    assert [row["recovered"] for row in chaos.rows(outcome)] == [row["times"] for row in chaos.rows(outcome)]

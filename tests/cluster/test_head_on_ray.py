@@ -6,6 +6,7 @@ import httpx
 import pytest
 import tiny_heads
 import tiny_mtp
+from deployment import served
 from tiny_models import tiny_llama
 
 from specserve import config as configs
@@ -41,8 +42,6 @@ def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_the_endpoint_answers_with_the_text_of_the_local_engine(config, ray_here) -> None:
     """Greedy, two answers to one prompt, with drafts: actors, sockets and HTTP change nothing."""
-    from test_cluster import served
-
     with LocalEngine(config) as engine:
         (expected,) = engine.generate([PROMPT], max_tokens=24, ignore_eos=True)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "n": 2, "ignore_eos": True}

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_rules_end_to_end import p_value, transitions
+from test_rules_end_to_end import SAMPLE, p_value, transitions
 
 from specserve.drafting import _chains
 from specserve.drafting.workspace import Workspace
 from specserve.verification import all_rules
 
 RATIO_RULES = sorted(name for name, rule in all_rules().items() if rule.LOSSLESS and rule.NEEDS_DISTS)
-TOKENS, TOP_P, UNSURE = 12_000, 0.8, 0.15
+TOP_P, UNSURE = 0.8, 0.15
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
 def test_filtered_drafts_have_the_filtered_targets_law(rule: str) -> None:
     """Under top-p, as served: what the variant below breaks is right here."""
-    assert p_value(transitions(rule, TOKENS, top_p=TOP_P), TOP_P) > 1e-3
+    assert p_value(transitions(rule, SAMPLE, top_p=TOP_P), TOP_P) > 1e-3
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
@@ -40,7 +40,7 @@ def test_unfiltered_draft_rows_are_noticed(rule: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(_chains, "process", remembering)
     monkeypatch.setattr(Workspace, "draw", shipping)
-    assert p_value(transitions(rule, TOKENS, top_p=TOP_P), TOP_P) < 1e-6
+    assert p_value(transitions(rule, SAMPLE, top_p=TOP_P), TOP_P) < 1e-6
 
 
 @pytest.mark.parametrize("rule", RATIO_RULES)
@@ -57,4 +57,4 @@ def test_dropping_drafts_of_low_confidence_is_noticed(rule: str, monkeypatch: py
                 chain.healthy = min(chain.healthy, len(chain.tokens) - 1)
 
     monkeypatch.setattr(_chains.Picker, "pick", choosy)
-    assert p_value(transitions(rule, TOKENS)) < 1e-6
+    assert p_value(transitions(rule, SAMPLE)) < 1e-6
