@@ -6,6 +6,8 @@ an embedding matrix) have probability 0 always.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from specserve.sampling import blocks
@@ -33,38 +35,38 @@ def process(
     top-k keeps exactly k ids and top-p the smallest set whose mass reaches top_p; between equals the lower id is kept.
     min-p keeps ids at least min_p times as likely as the likeliest (Nguyen et al., 2024).
     """
-    greedy = temperature == 0
-    if bool(greedy.all()):
+    greedy = temperature.numpy() == 0
+    if greedy.all():
         return one_hot(greedy_choice(logits, vocab_size), logits.shape[1]).to(logits.dtype)
     dist = _softmax(logits, temperature, vocab_size)
-    for rows in _rows_where(~greedy & ((top_p < 1) | (top_k > 0)), dist.device):
+    for rows in _rows_where(~greedy & ((top_p.numpy() < 1) | (top_k.numpy() > 0)), dist.device):
         here = rows.cpu()
         dist[rows] = filter_dist(dist[rows], top_p[here], top_k[here])
     if min_p is not None:
-        for rows in _rows_where(~greedy & (min_p > 0), dist.device):
+        for rows in _rows_where(~greedy & (min_p.numpy() > 0), dist.device):
             dist[rows] = _drop_unlikely(dist[rows], min_p[rows.cpu()])
     for rows in _rows_where(greedy, dist.device):
         dist[rows] = one_hot(greedy_choice(logits[rows], vocab_size), dist.shape[1]).to(dist.dtype)
     return dist
 
 
-def _rows_where(mask: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
-    """The indices set in a CPU mask, on `device`; an empty list when there are none."""
-    rows = mask.nonzero().squeeze(1)
-    return [rows.to(device)] if rows.numel() else []
+def _rows_where(mask: npt.NDArray[np.bool_], device: torch.device) -> list[torch.Tensor]:
+    """The indices set in a mask, on `device`; an empty list when there are none."""
+    return [torch.from_numpy(mask.nonzero()[0]).to(device)] if mask.any() else []
 
 
 def _softmax(logits: torch.Tensor, temperature: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    divisor = torch.where(temperature == 0, 1.0, temperature)
-    divided = bool((divisor != 1).any())
-    divisor = divisor.to(logits.device, logits.dtype)[:, None]
+    heat = temperature.numpy()
     real = logits[:, :vocab_size]
     dist = torch.empty_like(logits)
-    dist[:, vocab_size:] = 0
+    if vocab_size < dist.shape[1]:
+        dist[:, vocab_size:] = 0
     # The largest logit becomes 0 before the division, so that no temperature, however small, makes an infinity.
     # All in the memory of the result: a fresh tensor of this size costs a CPU more than the work on it.
     part = torch.sub(real, real.amax(-1, keepdim=True), out=dist[:, :vocab_size])
-    torch.softmax(part.div_(divisor) if divided else part, -1, out=part)
+    if not (heat == 1).all():
+        part.div_(torch.from_numpy(np.where(heat == 0, 1, heat)).to(part)[:, None])
+    torch.softmax(part, -1, out=part)
     return dist
 
 
@@ -91,7 +93,7 @@ def filter_dist(
         probs, ids = torch.sort(dist, dim=-1, descending=True, stable=True)
         return _keep_front(probs, ids, top_p, top_k, dist)[0]
     filtered, sure = _keep_front(*_likeliest(dist, candidates), top_p, top_k, dist)
-    for rows in _rows_where(~sure.cpu(), dist.device):
+    for rows in _rows_where(~sure.cpu().numpy(), dist.device):
         here = rows.cpu()
         filtered[rows] = filter_dist(dist[rows], top_p[here], top_k[here], 8 * candidates)
     return filtered

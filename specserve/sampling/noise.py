@@ -27,15 +27,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_WORD = 0xFFFFFFFF
 _ROUNDS = 10
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
+_WEYL = np.arange(_ROUNDS, dtype=np.uint64)[:, None] * np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 # Odd multipliers of a 32-bit finaliser with full avalanche; the second one as a signed number.
 _MIX = (0x7FEB352D, 0x846CA68B - 2**32)
 
-Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-T = TypeVar("T", torch.Tensor, npt.NDArray[np.int64])
+Words = npt.NDArray[np.uint64]
+T = TypeVar("T", torch.Tensor, npt.NDArray[np.int32])
 
 
 class Purpose(IntEnum):
@@ -52,21 +52,20 @@ class Purpose(IntEnum):
     SHARED = 3
 
 
-def philox(counter: tuple[T, T, T, T], key: tuple[T, T]) -> tuple[T, T, T, T]:
-    """Philox4x32-10. All words are int64 tensors or arrays that hold 32-bit unsigned values; so are the results."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        # The 64-bit products wrap into negative int64; shifting and masking still yields their true halves.
-        left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((right >> 32) & _WORD) ^ c1 ^ k0,
-            right & _WORD,
-            ((left >> 32) & _WORD) ^ c3 ^ k1,
-            left & _WORD,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
-    return c0, c1, c2, c3
+def philox(counter: Words, key: Words) -> Words:
+    """Philox4x32-10: four words [4, …] of the counter [4, …] under the key [2, …], 32 bits in 64 each.
+
+    A round multiplies the even words, and each product's halves go to the other pair: both pairs are one operation.
+    """
+    even, odd = counter[0::2], counter[1::2]
+    ones = (1,) * (key.ndim - 1)
+    multipliers = _MULTIPLIERS.reshape(2, *ones)
+    for keys in (key + _WEYL.reshape(_ROUNDS, 2, *ones)) & _WORD:
+        swapped = (even * multipliers)[::-1]
+        even, odd = (swapped >> _HALF) ^ odd ^ keys, swapped & _WORD
+    words = np.empty_like(counter)
+    words[0::2], words[1::2] = even, odd
+    return words
 
 
 def _block(
@@ -76,16 +75,17 @@ def _block(
     branches: torch.Tensor | int,
     places: torch.Tensor | int,
 ) -> Words:
-    """The Philox block of each (seed, position, branch, place); arguments broadcast."""
+    """The Philox block [4, …] of each (seed, position, branch, place); arguments broadcast."""
     # Rows are few and steps many: numpy takes a tenth of the time that tensor operations would.
-    given = [
-        word.numpy(force=True) if isinstance(word, torch.Tensor) else word for word in (positions, places, branches)
-    ]
-    position, place, branch, seed = np.broadcast_arrays(*given, seeds.numpy(force=True))
-    key = (seed & _WORD, (seed >> 32) & _WORD)
-    words = philox((position & _WORD, place & _WORD, np.full_like(seed, purpose), branch & _WORD), key)
-    first, second, third, fourth = (torch.from_numpy(word).to(seeds.device) for word in words)
-    return first, second, third, fourth
+    position, place, branch, seed = (
+        word.numpy(force=True) if isinstance(word, torch.Tensor) else word
+        for word in (positions, places, branches, seeds)
+    )
+    words = np.empty((6, *np.broadcast(position, place, branch, seed).shape), dtype=np.int64)
+    for row, word in zip(words, (position, place, int(purpose), branch, seed, seed >> 32), strict=True):
+        row[...] = word
+    masked = words.view(np.uint64) & _WORD
+    return philox(masked[:4], masked[4:])
 
 
 def uniform(
@@ -102,8 +102,8 @@ def uniform(
     the first token of its chain.
     """
     high, low, _, _ = _block(seeds, purpose, positions, branches, places)
-    bits = ((high >> 5) << 26) | (low >> 6)
-    return bits.to(torch.float64) * 2.0**-53
+    bits = high >> np.uint64(5) << np.uint64(26) | low >> np.uint64(6)
+    return torch.from_numpy(bits * 2.0**-53).to(seeds.device)
 
 
 def node_places(levels: torch.Tensor | int, ranks: torch.Tensor) -> torch.Tensor:
@@ -125,27 +125,27 @@ def token_keys(seeds: torch.Tensor, positions: torch.Tensor, branches: torch.Ten
 
     The four words of the Philox block with purpose SHARED, as signed numbers: two for each call of `token_words`.
     """
-    words = torch.stack(_block(seeds, Purpose.SHARED, positions, branches, 0), -1)
-    return ((words + 2**31) % 2**32 - 2**31).to(torch.int32)
+    words = np.moveaxis(_block(seeds, Purpose.SHARED, positions, branches, 0), 0, -1)
+    return torch.from_numpy(words.astype(np.uint32, order="C").view(np.int32)).to(seeds.device)
 
 
-def token_words(
-    keys: torch.Tensor, ids: torch.Tensor, out: torch.Tensor | None = None, scratch: torch.Tensor | None = None
-) -> torch.Tensor:
-    """31 random bits per token id: int32 in [0, 2³¹), bit-identical on every device.
+def token_words(keys: T, ids: T) -> T:
+    """31 random bits per token id: int32 in [0, 2³¹), bit-identical on every device, and in numpy.
 
     keys int32 [..., 2] and ids int32 broadcast as keys[..., 0] + ids. The bits are a 32-bit permutation of that sum
     (multiply, xor-shift, twice) with the second key word mixed in half way, less the lowest bit: for each id alone
-    exactly uniform over keys. `out` and `scratch` are int32 tensors of the result's shape to work in, where there are.
+    exactly uniform over keys.
     """
-    x = torch.add(ids, keys[..., 0], out=out)
-    x = _xor_shift(x, 16, scratch)
-    x = _xor_shift(x.mul_(_MIX[0]), 15, scratch).bitwise_xor_(keys[..., 1])
-    x = _xor_shift(x.mul_(_MIX[1]), 16, scratch)
-    return x.bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF)
+    x = ids + keys[..., 0]
+    x ^= _shifted(x, 16)
+    x *= _MIX[0]
+    x ^= _shifted(x, 15)
+    x ^= keys[..., 1]
+    x *= _MIX[1]
+    x ^= _shifted(x, 16)
+    return _shifted(x, 1)
 
 
-def _xor_shift(x: torch.Tensor, bits: int, scratch: torch.Tensor | None) -> torch.Tensor:
+def _shifted(x: T, bits: int) -> T:
     # The shift of a signed number drags its sign along; the mask makes it a logical one.
-    shifted = torch.bitwise_right_shift(x, bits, out=scratch)
-    return x.bitwise_xor_(shifted.bitwise_and_((1 << (32 - bits)) - 1))
+    return (x >> bits) & ((1 << (32 - bits)) - 1)

@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import torch
 from table_backend import TableBackend
-from worker_messages import Part, opened, plan
+from worker_messages import Part, ints, opened, plan
 
 from specserve.drafting.small_model import SmallModel
 from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import DenseDists, SparseDists, Workspace
+from specserve.errors import EmulationTooSlow
+from specserve.models import AtOnce
 from specserve.sampling import wire
 from specserve.sampling.dists import draw, process
 from specserve.sampling.noise import Purpose, uniform
-from specserve.transport.messages import Close, Failed, Push, Verify
+from specserve.transport.messages import Close, Failed, PlanAhead, Push, Verify
 
 VOCAB = 9
 CPU = torch.device("cpu")
@@ -72,6 +74,93 @@ def test_drafting_is_one_ragged_forward_and_then_a_token_per_row_and_step() -> N
     assert [batch.wanted.tolist() for batch in model.forwards] == [[1, 2], [0, 1], [0]]
     tokens = push.tokens.tolist()
     assert [batch.tokens.tolist() for batch in model.forwards[1:]] == [[tokens[0], tokens[3]], [tokens[1]]]
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 4])
+def test_greedy_chains_take_the_lowest_of_equals_whether_or_not_they_are_ranked(ranks: int) -> None:
+    """Logits of whole numbers, most rows with a tie for the first place: the argmax of each, and where it is ranked."""
+    model = TableBackend(torch.randint(3, (VOCAB, VOCAB, VOCAB), generator=torch.Generator().manual_seed(3)).float())
+    model.allocate(64, 4)
+    space = Workspace(32, SparseDists(32, 64, CPU), CPU, ranks=ranks)
+    worker = DraftWorker(SmallModel(model, VOCAB), space, vocab_size=VOCAB)
+    ties = 0
+    for row in range(30):
+        worker.handle(opened(row, temperature=0))
+        push = pushed(worker, plan([Part(row, 0, [row % 9, row // 9], [0, 1], slots=[0, 1, 2])]))
+        history = [row % 9, row // 9, *push.tokens.tolist()]
+        for place in range(3):
+            logits = model.logits[history[place], history[place + 1]]
+            assert history[place + 2] == int(logits.argmax())
+            ties += int((logits == logits.max()).sum()) > 1
+            ranked = space.ranked(np.array([place]))[0]
+            assert logits[ranked].tolist() == logits.sort(descending=True).values[:ranks].tolist()
+    assert ties > 60
+
+
+class Refusing(AtOnce):
+    """Hardware that refuses the results with these numbers, from 0."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers, self.finished, self.told = numbers, 0, (0, 0, 0)
+
+    def finish(self) -> None:
+        self.finished += 1
+        if self.finished - 1 in self.numbers:
+            raise EmulationTooSlow("too slow")
+
+    def counted(self) -> tuple[int, int, int]:
+        return self.finished, 0, len(self.numbers)
+
+
+def refusing(*numbers: int) -> DraftWorker:
+    space = Workspace(32, SparseDists(32, 64, CPU), CPU, ranks=4)
+    worker = DraftWorker(
+        SmallModel(table(), VOCAB), space, vocab_size=VOCAB, block_tokens=4, hardware=Refusing(*numbers)
+    )
+    worker.handle(opened(1))
+    return worker
+
+
+def test_a_refused_plan_brings_no_drafts_and_feeds_its_rows() -> None:
+    """Its rows are covered, its chains empty, and the refusal is counted; the next plan goes on from what was fed."""
+    worker = refusing(0)
+    push = pushed(worker, plan([Part(1, 0, [1, 2], [0, 1], slots=[0, 1, 2])]))
+    assert (push.chain_lengths.tolist(), push.covered.tolist(), push.steps) == ([0], [2], (1, 0, 1))
+    assert len(push.tokens) == len(push.slots) == len(push.dists.rows) == 0
+    again = pushed(worker, plan([Part(1, 2, [3], [0, 1], slots=[0, 1, 2])], number=2))
+    assert again.chain_lengths.tolist() == [3]
+
+
+def ahead(number: int) -> PlanAhead:
+    """One trunk of two tokens, and one branch of three after all of it."""
+    return PlanAhead(
+        plan=number,
+        rows=np.array([1]),
+        **{name: ints([value]) for name, value in ONE_BRANCH.items()},
+        texts=ints([1, 2]),
+        chain_slots=ints([]),
+        slots=ints([4, 5, 6]),
+        own_blocks=ints([2, 3]),
+    )
+
+
+ONE_BRANCH = {
+    **{"epochs": 0, "bases": 2, "text_starts": 0, "text_lengths": 2, "starts": 0, "chain_lengths": 0},
+    **{"table_lengths": 1, "tables": 0, "branch_counts": 1, "parents": 0, "ranks": 0, "firsts": 1, "depths": 3},
+    **{"own_lengths": 2, "copies": 0},
+}
+
+
+@pytest.mark.parametrize("refused", range(4))
+def test_a_plan_ahead_ends_where_a_step_is_refused(refused: int) -> None:
+    """What was pushed before is what it would have been, the refused step is the last one and brings nothing."""
+    whole, short = (list(worker.handle(ahead(1))) for worker in (refusing(), refusing(refused)))
+    assert [push.last for push in whole] == [False] * 3 + [True]
+    assert [push.last for push in short] == [False] * refused + [True]
+    assert [push.tokens.tolist() for push in short[:-1]] == [push.tokens.tolist() for push in whole[:refused]]
+    assert all(len(push.tokens) for push in whole)
+    assert len(short[-1].tokens) == len(short[-1].branches) == len(short[-1].dists.rows) == 0
+    assert short[-1].steps == (refused + 1, 0, 1)
 
 
 @pytest.mark.parametrize("form", ["sparse", "dense"])

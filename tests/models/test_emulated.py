@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import chain
 from time import perf_counter, sleep, thread_time
 
 import numpy as np
@@ -197,6 +199,75 @@ def test_a_block_that_was_given_to_another_request_is_noticed():
     fed(pages, ([6, 7, 8, 9], 0, [0]))
     with pytest.raises(ProtocolError, match="another history"):
         fed(pages, ([6], 5, [0, 1]))
+
+
+class PlainPages:
+    """The pages, token by token: a block holds (history before it, its tokens), and a row is read block by block."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple[tuple[int, ...], list[int]]] = {}
+
+    def write(self, rows) -> list[list[tuple[int, ...]]]:
+        """The histories that end with each token. Raises ValueError where ProtocolError is due."""
+        written = [block for tokens, start, table in rows for block in self.own(tokens, start, table)]
+        if len(set(written)) != len(written):
+            raise ValueError("a block is written twice")
+        befores = [self.read(start, table) for _, start, table in rows]
+        return [self.extend(before, *row) for before, row in zip(befores, rows, strict=True)]
+
+    def own(self, tokens, start, table) -> list[int]:
+        if not tokens or start < 0 or (start + len(tokens) - 1) // BLOCK >= len(table):
+            raise ValueError("no tokens, or a table that ends too early")
+        return table[start // BLOCK : (start + len(tokens) - 1) // BLOCK + 1]
+
+    def read(self, start: int, table) -> tuple[int, ...]:
+        history: tuple[int, ...] = ()
+        for place in range(-(-start // BLOCK)):
+            before, held = self.blocks.get(table[place], ((), []))
+            need = min(BLOCK, start - place * BLOCK)
+            if before != history or len(held) < need:
+                raise ValueError("not the row's history")
+            history += tuple(held[:need])
+        return history
+
+    def extend(self, history, tokens, start, table) -> list[tuple[int, ...]]:
+        found = []
+        for at, token in enumerate(tokens, start):
+            before, held = self.blocks.get(table[at // BLOCK], ((), []))
+            offset = at % BLOCK
+            same = before == history[: at - offset] and held[: offset + 1] == [*history[at - offset :], token]
+            if not same:
+                self.blocks[table[at // BLOCK]] = history[: at - offset], [*history[at - offset :], token]
+            history = (*history, token)
+            found.append(history)
+        return found
+
+
+def any_row(chance):
+    """Few tokens and blocks, so that rows often go on from what lies there, and often from what does not."""
+    start, table = chance.choice((0, 0, *range(10))), [chance.randrange(6) for _ in range(3)]
+    return [chance.randrange(2) for _ in range(chance.randint(1, 5))], start, table
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_take_and_refuse_what_a_plain_model_of_them_does(seed):
+    """Over 1,500 random batches: the same ones are refused, and equal histories, and no others, have equal digests."""
+    chance, pages, plain = random.Random(seed), DigestPages(6, BLOCK), PlainPages()
+    known: dict[tuple[int, ...], int] = {}
+    refused = 0
+    for _ in range(1500):
+        rows = [any_row(chance) for _ in range(chance.randint(1, 2))]
+        try:
+            histories = plain.write(rows)
+        except ValueError:
+            refused += 1
+            with pytest.raises(ProtocolError):
+                fed(pages, *rows)
+            continue
+        for history, digest in zip(chain(*histories), chain(*fed(pages, *rows)), strict=True):
+            assert known.setdefault(history, digest) == digest
+    assert len(set(known.values())) == len(known) > 100
+    assert 200 < refused < 1400
 
 
 # ---- time -------------------------------------------------------------------------------------------------------

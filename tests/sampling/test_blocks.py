@@ -18,7 +18,7 @@ def test_blocks_are_reduced_each_for_itself(width: int) -> None:
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 1000])
 def test_the_largest_is_found_where_torch_finds_it(width: int) -> None:
     """The lowest place on ties, within a block and across blocks, also among infinities; a NaN comes before all."""
-    rows = torch.randint(5, (200, width), generator=torch.Generator().manual_seed(width)).float()
+    rows = torch.randint(5, (400, width), generator=torch.Generator().manual_seed(width)).float()
     rows[5:10] = -torch.inf
     rows[10:20, width // 2] = torch.inf
     rows[20:30, width // 3 :] = torch.nan

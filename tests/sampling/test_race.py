@@ -1,5 +1,8 @@
 """Noise per token id, and the race that it decides."""
 
+import sys
+
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
@@ -7,6 +10,7 @@ from scipy.stats import chisquare, kstest
 from specserve.sampling.noise import Purpose, philox, token_keys, token_words, uniform
 from specserve.sampling.race import race, race_sparse
 
+race_module = sys.modules[race.__module__]
 KNOWN_KEYS = [[1704915664, -1241373260, 338905745, -1727431911]]
 KNOWN_WORDS = [[2078965859, 1844268860, 1017544455, 2072887641]]
 KNOWN_UNIFORM = [0.10713226698205458]
@@ -43,11 +47,9 @@ def mixed(x: int, key: int) -> int:
 def test_token_words_are_the_documented_integers() -> None:
     """Key words are a Philox block with purpose 3; an id's bits are the mixer's, as unsigned 32-bit arithmetic."""
     seed, position, branch = -7, 2**32 - 3, 2
-    words = philox(
-        tuple(torch.tensor([word]) for word in (2**32 - 3, 0, 3, branch)),
-        (torch.tensor([2**32 - 7]), torch.tensor([2**32 - 1])),
-    )
-    key = [int(word) for word in words]
+    counter, seed_words = [[2**32 - 3], [0], [3], [branch]], [[2**32 - 7], [2**32 - 1]]
+    words = philox(np.array(counter, dtype=np.uint64), np.array(seed_words, dtype=np.uint64))
+    key = words[:, 0].tolist()
     keys = token_keys(torch.tensor([seed]), torch.tensor([position]), torch.tensor([branch]))
     assert [int(k) % 2**32 for k in keys[0]] == key
     ids = [0, 1, 77, 31_999, 151_999]
@@ -64,13 +66,22 @@ def test_known_answers() -> None:
 
 
 def test_the_noise_of_an_id_depends_on_its_key_and_id_only() -> None:
-    """Any subset of ids, in any order and shape, has the bits that the whole vocabulary has; work space is optional."""
+    """Any subset of ids, in any order and shape, has the bits that the whole vocabulary has, in numpy as in torch."""
     keys = keys_of(3)[:, None, :2]
     everything = token_words(keys, torch.arange(1000, dtype=torch.int32))
     some = torch.tensor([999, 3, 500], dtype=torch.int32)
     assert torch.equal(token_words(keys, some), everything[:, some.long()])
-    out, scratch = torch.empty(3, 1000, dtype=torch.int32), torch.empty(3, 1000, dtype=torch.int32)
-    assert torch.equal(token_words(keys, torch.arange(1000, dtype=torch.int32), out, scratch), everything)
+    assert (token_words(keys.numpy(), np.arange(1000, dtype=np.int32)) == everything.numpy()).all()
+
+
+def test_clocks_ring_on_other_devices_as_in_numpy() -> None:
+    """What CPUs compute in numpy is what torch computes elsewhere, but for the last bit of a logarithm."""
+    keys, ids = (
+        keys_of(40)[:, None],
+        torch.randint(200_000, (40, 300), generator=torch.Generator().manual_seed(3)).int(),
+    )
+    in_numpy = race_module._rings(np, ids.numpy(), keys.numpy())
+    assert torch.allclose(race_module._rings(torch, ids, keys), torch.from_numpy(in_numpy), rtol=1e-15, atol=0)
 
 
 def test_noise_per_id_is_uniform_and_independent() -> None:
@@ -123,9 +134,9 @@ def test_every_bit_of_a_word_depends_on_the_id() -> None:
 @pytest.mark.parametrize("vocab", [1, 5, 63, 64, 65, 127, 128, 1000, 1024, 5003])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])
 def test_the_short_cut_finds_the_winner_of_all_scores(vocab: int, scale: float) -> None:
-    """Bounds never hide the winner, for flat and for sharp dists, and in chunks that do not divide the rows."""
-    dist = torch.softmax(torch.randn(150, vocab, generator=torch.Generator().manual_seed(vocab)) * scale, -1)
-    keys = keys_of(150)
+    """Bounds never hide the winner, for flat and for sharp dists; batches of few values are worked out whole."""
+    dist = torch.softmax(torch.randn(300, vocab, generator=torch.Generator().manual_seed(vocab)) * scale, -1)
+    keys = keys_of(300)
     assert torch.equal(race(dist, keys), scores(dist, keys).argmax(-1))
     filtered = torch.where(dist >= dist.topk(min(3, vocab), -1).values[:, -1:], dist, 0)
     assert torch.equal(race(filtered, keys), scores(filtered, keys).argmax(-1))

@@ -7,6 +7,8 @@ from table_backend import TableBackend
 from worker_messages import Part, opened, verify
 
 from specserve.config import EngineConfig
+from specserve.errors import EmulationTooSlow
+from specserve.models import AtOnce
 from specserve.sampling import wire
 from specserve.sampling.dists import draw, process
 from specserve.sampling.noise import Purpose, token_keys, uniform
@@ -44,6 +46,41 @@ def test_an_opened_row_is_answered_with_nothing() -> None:
     worker = Verifier(backend(), vocab_size=VOCAB)
     assert worker.handle(opened(1)) == []
     assert worker.handle(Close(1)) == []
+
+
+class Refusing(AtOnce):
+    """Hardware that refuses its first results."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals, self.finished = refusals, 0
+
+    def finish(self) -> None:
+        self.finished += 1
+        if self.finished <= self.refusals:
+            raise EmulationTooSlow("a step was too slow")
+
+    def counted(self) -> tuple[int, int, int]:
+        return self.finished - self.refusals, 0, self.refusals
+
+
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+def test_a_refused_round_is_computed_again_and_says_the_same(rule: str) -> None:
+    """Two refusals, penalties and all: the verdict of a round that was never refused. A third one fails it."""
+    message = verify([Part(1, 0, [1, 2, 3], [0, 1], chain=[4, 5, 6])])
+    verdicts = []
+    for refusals in (0, 2):
+        worker = Verifier(backend(), vocab_size=VOCAB, hardware=Refusing(refusals))
+        worker.handle(opened(1, rule=rule, seed=5, tokens=(1, 2, 3), prompt_length=1, presence_penalty=0.5))
+        verdicts.append(answer(worker, message))
+    assert [(each.kept.tolist(), each.next.tolist()) for each in verdicts[:1]] * 2 == [
+        (each.kept.tolist(), each.next.tolist()) for each in verdicts
+    ]
+    assert verdicts[1].steps == (1, 0, 2)
+    worker = Verifier(backend(), vocab_size=VOCAB, hardware=Refusing(3))
+    worker.handle(opened(1, rule=rule))
+    (failed,) = worker.handle(message)
+    assert isinstance(failed, Failed)
+    assert "too slow" in failed.reason
 
 
 def test_a_prefill_chunk_yields_no_token() -> None:
