@@ -9,9 +9,9 @@ import time
 
 import httpx
 import pytest
+from deployment import WAIT_S, served, until
+from open_streams import Answer, ask
 from scraped import Scrape
-from test_cluster import WAIT_S, served, until
-from test_coordinator_lost import Answer, ask
 
 from specserve import config as configs
 from specserve.bench.chaos import held
