@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from specserve.cli import _parser, read_config
+from specserve.cli import _parser
+from specserve.cli.options import read_config
 from specserve.errors import ConfigError
 from specserve.speculative_config import settings
 

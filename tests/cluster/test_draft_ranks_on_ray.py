@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_facts import TOKENS
-from test_cluster import complete, pids, served
+from deployment import complete, pids, served
 
 from specserve.config import Config
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_facts import TOKENS
-from test_cluster import complete, drafted, kill_mid_stream, pids, served
+from deployment import complete, drafted, kill_mid_stream, pids, served
 
 from specserve.config import Config
 
