@@ -72,6 +72,8 @@ def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row
     )
     if len(message.shown) not in (0, len(message.rows)):
         raise ProtocolError(f"{len(message.shown)} rows are asked for hidden states or not, of {len(message.rows)}")
+    if len(message.depths) not in (0, len(message.rows)):
+        raise ProtocolError(f"{len(message.depths)} depths to draft beside, of {len(message.rows)} rows")
     columns = zip(
         message.rows.tolist(),
         message.epochs.tolist(),
