@@ -223,9 +223,11 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
         yield from _model("draft", config.draft_model, config, needs)
-    if config.engine.depth > 0 and drafting.lives_beside(config.draft) and needs:
-        described = folders.load("drafting", config.draft.speculator).describe(config, needs[0].folder)
-        yield Finding("draft", described)
+    if config.engine.depth > 0 and drafting.lives_beside(config.draft):
+        from specserve.models import loading
+
+        folder = loading.prepare(config.target, lambda _: None)
+        yield Finding("draft", folders.load("drafting", config.draft.speculator).describe(config, folder))
 
 
 def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:

@@ -91,6 +91,8 @@ def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row
     )
     if len(message.shown) not in (0, len(message.rows)):
         raise ProtocolError(f"{len(message.shown)} rows are asked for hidden states or not, of {len(message.rows)}")
+    if len(message.depths) not in (0, len(message.rows)):
+        raise ProtocolError(f"{len(message.depths)} depths to draft beside, of {len(message.rows)} rows")
     whole = len(message.parents) > 0
     parents = split("parents", message.parents, message.chain_lengths) if whole else [None] * len(message.rows)
     columns = zip(

@@ -323,7 +323,7 @@ def _beside(config: Config) -> Any | None:
     if config.engine.depth == 0 or speculator == NO_SPECULATOR:
         return None
     found = folders.load("drafting", speculator)
-    return found if found.KIND == "beside" else None
+    return found if getattr(found, "KIND", None) == "beside" else None
 
 
 def _show_hidden(backend: Backend, config: Config) -> None:

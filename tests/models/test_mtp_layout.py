@@ -123,6 +123,7 @@ def test_a_target_that_shows_no_states_is_refused() -> None:
     """An emulated one has none."""
     with pytest.raises(ConfigError, match="which 'emulated' does not show"):
         verifier.build(config("emulated"))
+    assert any("which 'emulated' does not show" in finding.text for finding in report(config("emulated")))
 
 
 def test_heads_may_be_in_a_folder_of_their_own(tmp_path: Path) -> None:
