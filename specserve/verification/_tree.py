@@ -38,7 +38,7 @@ def by_place(draft: DraftRows, tree: DraftTree, vocab_size: int) -> torch.Tensor
     draft holds one dist per node, siblings all the same one.
     """
     count, nodes = tree.parents.shape
-    dists = torch.zeros(count, nodes + 1, vocab_size, dtype=draft.probs.dtype, device=draft.probs.device)
+    dists = torch.zeros(count, (nodes + 1) * vocab_size, dtype=draft.probs.dtype, device=draft.probs.device)
     unset = torch.ones(count, nodes + 1, dtype=torch.bool, device=draft.probs.device)
     rows = torch.arange(count, device=draft.probs.device)
     for node in range(nodes):
@@ -47,8 +47,8 @@ def by_place(draft: DraftRows, tree: DraftTree, vocab_size: int) -> torch.Tensor
         unset[rows, places] &= ~first
         # Unused entries share an id with a possible real one, so the probabilities are added, not written.
         added = torch.where(first[:, None], draft.probs[:, node], 0)
-        dists.index_put_((rows[:, None], places[:, None], draft.ids[:, node]), added, accumulate=True)
-    return dists
+        dists.scatter_add_(1, places[:, None] * vocab_size + draft.ids[:, node], added)
+    return dists.view(count, nodes + 1, vocab_size)
 
 
 def follow(choices: torch.Tensor, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor]:

@@ -100,3 +100,18 @@ def test_drafting_ahead_gives_the_same_text(expected, outcomes):
 
     assert [answer.text for answer in answers] == [expected[at][1] for at in some]
     assert hits > 0
+
+
+@pytest.mark.parametrize("tree", ["dynamic", pytest.param([4, 2], marks=pytest.mark.full)])
+def test_drafted_trees_give_the_same_text(expected, tree):
+    """The demo pair with trees of a dozen tokens: four prompts at once, greedy; second guesses are really kept."""
+    some = [6, 0, 3, 5]
+    settings = {"target": {"kv_memory_gib": 0.5, "context_length": 2048}, "engine": {"depth": 3, "tree": tree}}
+    with LocalEngine(settings) as engine:
+        prompts = [engine.tokenizer.chat_prompt([{"role": "user", "content": CHATS[at]}]) for at in some]
+        answers = engine.generate(prompts, max_tokens=TOKENS)
+        levels = engine.levels()
+
+    assert [answer.text for answer in answers] == [expected[at][1] for at in some]
+    assert sum(answer.stats.kept_tokens for answer in answers) > 10
+    assert levels.slots_held == levels.target_blocks_held == levels.draft_blocks_held == 0

@@ -72,7 +72,7 @@ def test_wrong_siblings_and_a_wrong_path_are_noticed(pair, monkeypatch):
     for where, name, variant in broken:
         with monkeypatch.context() as patch:
             patch.setattr(where, name, variant)
-            assert p_value(found(folders, "rejection", "static", 1_500), law, 1_500) < 1e-4, name
+            assert p_value(found(folders, "rejection", "static", 4_000), law, 4_000) < 1e-4, name
     with monkeypatch.context() as patch:
         patch.setattr(Workspace, "draw_siblings", likeliest_siblings)
-        assert p_value(found(folders, "rejection", "static", 1_500), law, 1_500) < 1e-4
+        assert p_value(found(folders, "rejection", "static", 4_000), law, 4_000) < 1e-4
