@@ -261,19 +261,25 @@ def scale_up(cluster: Any, config: Config, url: str, expected: list[str]) -> dic
 
 
 def lose_node(cluster: Any, config: Config, url: str, expected: list[str]) -> dict[str, Any]:
-    """The node of one pipeline is killed under sixteen streams; later another node takes its place."""
+    """The node of one pipeline is killed under sixteen streams."""
+    del cluster
     victim = min(nodes_of("CoordinatorActor") - nodes_of(*_HTTP))
     with Streams(url, config.served_name) as streams:
         until(lambda: len(streams.texts) >= STREAMS, "streams before the loss")
         done = len(streams.texts)
         kill_node(victim)
         until(lambda: len(streams.texts) >= done + 4 * STREAMS, "streams after the loss")
-        _say("a node for the lost one")
+    return seen(streams, expected) | {"serving": len(serving(url)), "resumed": resumed(url)}
+
+
+def replace_node(cluster: Any, config: Config, url: str, expected: list[str]) -> dict[str, Any]:
+    """A node takes the place of the lost one, and its pipeline comes back under sixteen streams."""
+    with Streams(url, config.served_name) as streams:
         add_node(cluster)
         until(lambda: len(serving(url)) == 2, "the pipeline in its new place")
         done = len(streams.texts)
         until(lambda: len(streams.texts) >= done + STREAMS, "streams of both")
-    return seen(streams, expected) | {"serving": len(serving(url)), "resumed": resumed(url)}
+    return seen(streams, expected)
 
 
 def resumed(url: str) -> float:
@@ -290,7 +296,9 @@ def nodes_of(*words: str) -> set[str]:
     return {node for kind, node in actors() if any(word in kind for word in words)}
 
 
-STEPS: dict[str, Callable[..., dict[str, Any]]] = {"update": update, "scale_up": scale_up, "lose_node": lose_node}
+STEPS: dict[str, Callable[..., dict[str, Any]]] = {
+    step.__name__: step for step in (update, scale_up, lose_node, replace_node)
+}
 
 
 def slow_profile(folder: str) -> str:
