@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -59,13 +60,15 @@ def statuses(url: str) -> list[str]:
 def ongoing() -> dict[str, int]:
     """Serve's count of ongoing requests, by replica of the pipelines' deployment."""
     import ray
+    from ray.exceptions import RayActorError
 
     named = ray.util.list_named_actors(all_namespaces=True)
     replicas = [one["name"] for one in named if one["name"].startswith("SERVE_REPLICA::specserve#Pipeline#")]
     counts = {}
     for name in replicas:
-        replica: Any = ray.get_actor(name, namespace="serve")
-        counts[name.rpartition("#")[2]] = ray.get(replica.get_num_ongoing_requests.remote())
+        with contextlib.suppress(ValueError, RayActorError):  # it has gone since it was listed
+            replica: Any = ray.get_actor(name, namespace="serve")
+            counts[name.rpartition("#")[2]] = ray.get(replica.get_num_ongoing_requests.remote())
     return counts
 
 
