@@ -158,7 +158,7 @@ def test_shared_noise_is_noticed_under_a_ratio_rule(monkeypatch: pytest.MonkeyPa
         return noises.uniform(seeds, noises.Purpose.CHOOSE, positions, branches)
 
     monkeypatch.setattr(_chains, "uniform", choosing)
-    assert p_value(transitions("rejection", SAMPLE)) < 1e-6
+    assert p_value(transitions("rejection", 2 * SAMPLE)) < 1e-6  # it shows less than others
 
 
 # ---- one answer, whatever happens --------------------------------------------------------------------------------
