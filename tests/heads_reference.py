@@ -13,10 +13,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 
-def _norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return weight * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-5)
-
-
 def _rotated(rows: torch.Tensor, theta: float) -> torch.Tensor:
     """Rows [heads, n, dim] at places 0 … n − 1."""
     dim = rows.shape[-1]
@@ -32,8 +28,13 @@ class Reference:
     def __init__(self, target: Path, folder: Path, *, third: bool) -> None:
         self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         self.told = json.loads((folder / "config.json").read_text())
-        self.weights = load_file(folder / "model.safetensors")
+        self.theta = self.told.get("rope_theta") or self.told["rope_parameters"]["rope_theta"]
+        found = load_file(folder / "model.safetensors")
+        self.weights = {name: each.float() if each.is_floating_point() else each for name, each in found.items()}
         self.third = third
+
+    def _norm(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weight * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.told["rms_norm_eps"])
 
     def _own(self, name: str, instead: torch.Tensor) -> torch.Tensor:
         return self.weights.get(name, instead)
@@ -55,38 +56,56 @@ class Reference:
         query, key, value = ((read @ self.weights[f"{at}{each}_proj.weight"].T) for each in "qkv")
         split = [rows.view(len(rows), count, -1).transpose(0, 1) for rows, count in
                  ((query, heads), (key, kv_heads), (value, kv_heads))]  # fmt: skip
-        query, key = (_rotated(each, self.told["rope_theta"]) for each in split[:2])
+        query, key = (_rotated(each, self.theta) for each in split[:2])
         key, value = (each.repeat_interleave(heads // kv_heads, 0) for each in (key, split[2]))
         scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
         scores += torch.full(scores.shape[1:], -torch.inf).triu(1)
         attended = (scores.softmax(-1) @ value).transpose(0, 1).reshape(len(read), -1)
         states = base + attended @ self.weights[f"{at}o_proj.weight"].T
-        normed = _norm(states, self.weights[f"{prefix}post_attention_layernorm.weight"])
+        normed = self._norm(states, self.weights[f"{prefix}post_attention_layernorm.weight"])
         gate = torch.nn.functional.silu(normed @ self.weights[f"{prefix}mlp.gate_proj.weight"].T)
         inner = gate * (normed @ self.weights[f"{prefix}mlp.up_proj.weight"].T)
         return states + inner @ self.weights[f"{prefix}mlp.down_proj.weight"].T
 
-    def _read(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
+    def read(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
         """The head's states [n, width] for tokens and the states before them."""
         own = self.target.get_input_embeddings().weight
         embedded = self._own("embed_tokens.weight", own)[tokens]
         if self.third:
-            normed = _norm(hidden, self.weights["midlayer.hidden_norm.weight"])
-            token = _norm(embedded, self.weights["midlayer.input_layernorm.weight"])
+            normed = self._norm(hidden, self.weights["midlayer.hidden_norm.weight"])
+            token = self._norm(embedded, self.weights["midlayer.input_layernorm.weight"])
             return self._layer("midlayer.", torch.cat([token, normed], -1), hidden)
-        states = torch.cat([embedded, hidden], -1) @ self.weights["fc.weight"].T + self.weights["fc.bias"]
+        states = torch.cat([embedded, hidden], -1) @ self.weights["fc.weight"].T + self.weights.get("fc.bias", 0.0)
         layer = 0
         while f"layers.{layer}.self_attn.q_proj.weight" in self.weights:
             norm = self.weights.get(f"layers.{layer}.input_layernorm.weight")
-            states = self._layer(f"layers.{layer}.", states if norm is None else _norm(states, norm), states)
+            states = self._layer(f"layers.{layer}.", states if norm is None else self._norm(states, norm), states)
             layer += 1
         return states
 
+    def _head(self) -> torch.Tensor:
+        if "lm_head.weight" in self.weights or "d2t" not in self.weights:
+            return self._own("lm_head.weight", self.target.lm_head.weight)
+        offsets = self.weights["d2t"]
+        return self.target.lm_head.weight[torch.arange(len(offsets)) + offsets]
+
+    def normed(self, state: torch.Tensor) -> torch.Tensor:
+        """What the output layer reads of a state."""
+        return self._norm(state, self.weights["norm.weight"]) if self.third else state
+
     def _says(self, state: torch.Tensor) -> int:
-        if self.third:
-            state = _norm(state, self.weights["norm.weight"])
-        best = int((self._own("lm_head.weight", self.target.lm_head.weight) @ state).argmax())
+        best = int((self._head() @ self.normed(state)).argmax())
         return best + int(self.weights["d2t"][best]) if "d2t" in self.weights else best
+
+    @torch.no_grad()
+    def chain(self, tokens: list[int], shown: torch.Tensor, base: int, depth: int) -> list[torch.Tensor]:
+        """The head's states at place `base` and behind it; all but the first are read with its own before them."""
+        hidden = (shown @ self.weights["fc.weight"].T if self.third else shown)[:base]
+        found: list[torch.Tensor] = []
+        for place in range(base, base + depth):
+            found.append(self.read(tokens[1 : place + 1], hidden)[-1])
+            hidden = torch.cat([hidden, found[-1][None]])
+        return found
 
     @torch.no_grad()
     def drafts(self, tokens: list[int], states: torch.Tensor, depth: int, begin: int = 1) -> list[int]:
@@ -96,7 +115,7 @@ class Reference:
         read = list(tokens[begin:])
         drafted: list[int] = []
         for _ in range(depth):
-            new = self._read(read, hidden)[-1]
+            new = self.read(read, hidden)[-1]
             drafted.append(self._says(new))
             read.append(drafted[-1])
             hidden = torch.cat([hidden, new[None]])

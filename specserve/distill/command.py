@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-ABOUT = "train a small draft for a target, on text that the target writes; goes on where it stopped"
+ABOUT = "train a draft for a target, on text that the target writes; goes on where it stopped"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,10 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="text or .jsonl file to learn from; default: the target writes")
     parser.add_argument("--tokens", type=int, default=400_000, help="tokens in the corpus; default: 400000")
     parser.add_argument("--rows", type=int, default=256, help="texts that the target writes at once; default: 256")
-    parser.add_argument("--layers", default="0,1", help="layers of the target to start from; default: 0,1")
+    parser.add_argument(
+        "--kind",
+        default="small",
+        help="small (a model), eagle or eagle3 (heads on the target's states); default: small",
+    )
+    parser.add_argument(
+        "--layers", help="the target's: those that small starts from (default: 0,1), or that eagle3 reads the inputs of"
+    )
     parser.add_argument("--ids", type=int, default=8192, help="size of the draft's vocabulary; default: 8192")
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps in all; default: 1500")
-    parser.add_argument("--learning-rate", type=float, default=1.5e-3, help="the highest one; default: 0.0015")
+    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens in each step; default: 2048")
+    parser.add_argument("--unrolled", type=int, default=3, help="drafted places that a head is taught; default: 3")
+    parser.add_argument("--learning-rate", type=float, help="the highest one; default: 0.0015, for heads 0.0004")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, …; default: auto")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; default: torch's choice")
     parser.add_argument("--seed", type=int, default=11, help="of texts and batches; default: 11")
@@ -37,7 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
     from specserve.models.loading import apply_threads
 
     apply_threads(arguments.threads)
-    schedule = Schedule(steps=arguments.steps, learning_rate=arguments.learning_rate, seed=arguments.seed)
+    schedule = Schedule(
+        steps=arguments.steps,
+        batch_tokens=arguments.batch_tokens,
+        learning_rate=_rate(arguments.kind) if arguments.learning_rate is None else arguments.learning_rate,
+        unrolled=arguments.unrolled,
+        seed=arguments.seed,
+    )
     options = Options(
         target=arguments.target,
         out=arguments.out,
@@ -45,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         data=arguments.data,
         tokens=arguments.tokens,
         rows=arguments.rows,
-        layers=_layers(arguments.layers),
+        kind=arguments.kind,
+        layers=_layers(arguments.layers) if arguments.layers else (),
         ids=arguments.ids,
         device=arguments.device,
         seed=arguments.seed,
@@ -54,6 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     with _Shown() as shown:
         distill(options, shown)
     return 0
+
+
+def _rate(kind: str) -> float:
+    """A head begins with a matrix at its best, which the higher rate would destroy."""
+    return 1.5e-3 if kind == "small" else 4e-4
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -20,12 +22,17 @@ class Acceptance:
         self._tokens = self._rounds = 0
         self._overlap, self._places = 0.0, 0
 
-    def add(self, target: torch.Tensor, draft: torch.Tensor, *, greedy: bool) -> None:
-        """One answer: logits [n, m] of both models at the same places; greedy: the target wrote it so."""
-        shared = torch.minimum(torch.softmax(target, -1), torch.softmax(draft, -1)).sum()
+    def add(self, target: torch.Tensor, drafts: Sequence[torch.Tensor], *, greedy: bool) -> None:
+        """One answer: logits [n, m] of both models at the same places; greedy: the target wrote it so.
+
+        drafts holds the draft's as the first, second, … token of a chain, the last of them standing for all later ones.
+        """
+        shared = torch.minimum(torch.softmax(target, -1), torch.softmax(drafts[0], -1)).sum()
         self._overlap, self._places = self._overlap + float(shared), self._places + len(target)
         if greedy:
-            self._walk((target.argmax(-1) == draft.argmax(-1)).tolist())
+            best = target.argmax(-1)
+            agree = [(best == draft.argmax(-1)).tolist() for draft in drafts]
+            self._walk(agree + agree[-1:] * (self.depth - len(agree)))
 
     @property
     def tokens_per_round(self) -> float:
@@ -34,7 +41,7 @@ class Acceptance:
 
     @property
     def overlap(self) -> float:
-        """Σ min(target, draft), averaged: the chance that a token drawn at temperature 1 is kept."""
+        """Σ min(target, draft), averaged: the chance that a chain's first token, drawn at temperature 1, is kept."""
         return self._overlap / max(1, self._places)
 
     @property
@@ -46,13 +53,13 @@ class Acceptance:
         shares = " ".join(f"{k / max(1, n):.3f}" for k, n in zip(self.kept_at, self.offered_at, strict=True))
         return f"{self.tokens_per_round:.3f} tokens per round at T=0, kept by place {shares}; T=1 {self.overlap:.3f}"
 
-    def _walk(self, agree: list[bool]) -> None:
+    def _walk(self, agree: list[list[bool]]) -> None:
         at = 0
-        while at + self.depth < len(agree):
+        while at + self.depth < len(agree[0]):
             kept = 0
             while kept < self.depth:
                 self.offered_at[kept] += 1
-                if not agree[at + kept]:
+                if not agree[kept][at + kept]:
                     break
                 self.kept_at[kept] += 1
                 kept += 1

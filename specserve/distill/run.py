@@ -6,7 +6,7 @@ the tokens asked for, training goes on from its last saved step, and the draft i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,23 +18,32 @@ from safetensors.torch import load_file, save_file
 from specserve.config import ModelConfig
 from specserve.distill import Progress, checkpoints, corpus, reading, training, vocabulary, writing
 from specserve.distill.corpus import Example
-from specserve.distill.students import SmallStudent
+from specserve.distill.heads import HeadStudent, layers_of
+from specserve.distill.small import SmallStudent
+from specserve.distill.students import Origin, Student
 from specserve.distill.training import Head, Schedule
 from specserve.errors import ConfigError
-from specserve.models import loading, trained_draft
+from specserve.models import loading
 
 _SHARD_TOKENS = 32_768
 _FEWEST_SHARDS = 4
-_FITTED_ON = 300  # examples for the readout's closed form
+_FITTED_ON = 300  # examples for the closed form
 _IDS = "ids.safetensors"
+
+KINDS: dict[str, Callable[[Any, tuple[int, ...]], Student]] = {
+    "small": lambda target, layers: SmallStudent(target, layers or (0, 1)),
+    "eagle": lambda target, _: HeadStudent(target),
+    "eagle3": lambda target, layers: HeadStudent(target, layers or layers_of(target)),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """target and data are sources: a target as in the configuration, a file of text or None for the target's own.
 
-    tokens is the corpus's size, counted without what all prompts share; rows are written at once; layers of the target
-    are what the student starts from; ids is the size of the draft's vocabulary. out is the draft's folder.
+    kind is that of the draft, one of `KINDS`. tokens is the corpus's size, counted without what all prompts share; rows
+    are written at once; layers of the target are what a small student starts from or an EAGLE-3 head reads, none for
+    the kind's own choice; ids is the size of the draft's vocabulary. out is the draft's folder.
     """
 
     target: str
@@ -43,7 +52,8 @@ class Options:
     data: Path | None = None
     tokens: int = 400_000
     rows: int = 256
-    layers: tuple[int, ...] = (0, 1)
+    kind: str = "small"
+    layers: tuple[int, ...] = ()
     ids: int = 8192
     device: str = "auto"
     seed: int = 11
@@ -56,11 +66,25 @@ class Options:
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot be run."""
-        for name, value, least in (("tokens", self.tokens, 1000), ("rows", self.rows, 1), ("ids", self.ids, 64)):
+        if self.kind not in KINDS:
+            raise ConfigError(f"no kind of draft called {self.kind!r}; there are: {', '.join(KINDS)}")
+        if self.layers and self.kind == "eagle":
+            raise ConfigError(
+                f"an EAGLE head reads the target's last state, not layers {list(self.layers)}: see eagle3"
+            )
+        schedule = self.schedule
+        for name, value, least in (
+            ("tokens", self.tokens, 1000),
+            ("rows", self.rows, 1),
+            ("ids", self.ids, 64),
+            ("steps", schedule.steps, 1),
+            ("batch-tokens", schedule.batch_tokens, 1),
+            ("unrolled", schedule.unrolled, 1),
+        ):
             if value < least:
                 raise ConfigError(f"--{name} must be at least {least}, found {value}")
-        if self.schedule.steps < 1 or self.schedule.learning_rate <= 0:
-            raise ConfigError("--steps must be at least 1, and --learning-rate above 0")
+        if schedule.learning_rate <= 0:
+            raise ConfigError(f"--learning-rate must be above 0, found {schedule.learning_rate}")
 
 
 def distill(options: Options, progress: Progress) -> Path:
@@ -73,14 +97,16 @@ def distill(options: Options, progress: Progress) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     fill(texts, target_folder, options, progress)
     target = loading.load_model(target_folder, ModelConfig(source=str(target_folder), device=options.device))
-    student = SmallStudent(target, options.layers)
+    student = KINDS[options.kind](target, options.layers)
     ids = _chosen_ids(texts, run, target.config.vocab_size, options.ids, progress)
     if not checkpoints.has_run(run):
-        progress.say("fitting the readout")
-        student.fit_readout(islice(corpus.examples_of(training.split(texts)[0]), _FITTED_ON))
+        progress.say("fitting what has a closed form")
+        student.fit(islice(corpus.examples_of(training.split(texts)[0]), _FITTED_ON))
     training.train(student, Head(target.lm_head.weight, ids), texts, run, options.schedule, progress)
-    _export(options, run, target, ids)
-    progress.say(f"the draft is in {options.out}; try it with `specserve bench speculators --draft {options.out}`")
+    student.write(options.out, checkpoints.load_best(run), ids, Origin(options.target, options.seed))
+    speculator = "small_model" if options.kind == "small" else "eagle"
+    trial = f"specserve bench speculators --speculators {speculator} --draft {options.out}"
+    progress.say(f"the draft is in {options.out}; try it with `{trial}`")
     return options.out
 
 
@@ -123,14 +149,3 @@ def _chosen_ids(texts: Path, run: Path, vocab_size: int, wanted: int, progress: 
         save_file({"ids": ids}, run / _IDS)
     found: torch.Tensor = load_file(run / _IDS)["ids"]
     return found
-
-
-def _export(options: Options, run: Path, target: Any, ids: torch.Tensor) -> None:
-    best = {name: weight.bfloat16() for name, weight in checkpoints.load_best(run).items()}
-    description = trained_draft.Description(
-        target=options.target,
-        layers=options.layers,
-        fingerprint=trained_draft.fingerprint(target.model.embed_tokens.weight),
-        notes=f"specserve distill, seed {options.seed}",
-    )
-    trained_draft.write(options.out, description, best | {"ids": ids.int()})

@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from torch.nn.functional import log_softmax
 from torch.nn.utils.rnn import pad_sequence
 
 from specserve.distill import Progress, checkpoints, corpus
@@ -34,8 +33,9 @@ class Schedule:
     """steps: optimiser steps in all; batch_tokens: padded tokens in each.
 
     greedy_share of the loss's goal is the target's likeliest token; message_weight is that of a place in the user's
-    message beside 1 for one in the answer. Every measure_every steps a student is measured with chains of this depth,
-    and the run is saved.
+    message beside 1 for one in the answer. So many drafted places of a chain are taught (`unrolled`; students whose
+    places are all alike have one), each with later_share of the weight of the one before. Every measure_every steps a
+    student is measured with chains of this depth, and the run is saved.
     """
 
     steps: int = 2000
@@ -46,6 +46,8 @@ class Schedule:
     weight_decay: float = 0.01
     greedy_share: float = 0.5
     message_weight: float = 0.3
+    unrolled: int = 3
+    later_share: float = 0.8
     measure_every: int = 100
     depth: int = 4
     seed: int = 1
@@ -138,20 +140,30 @@ class Head:
         return (hidden.to(self._weight.dtype) @ self._weight.t()).float()
 
 
-def loss_of(student: Student, head: Head, batch: Batch, greedy_share: float) -> torch.Tensor:
-    """The weighted mean loss of one batch."""
+def loss_of(student: Student, head: Head, batch: Batch, schedule: Schedule) -> torch.Tensor:
+    """The weighted mean loss of one batch, over the drafted places that are taught."""
     batch = batch.to(head.device)
-    taught = batch.weights > 0
-    with torch.no_grad():
-        goal = torch.softmax(head.logits(batch.hidden[taught]), -1)
-        best = goal.argmax(-1, keepdim=True)
     with torch.autocast(head.device.type, torch.bfloat16):
-        hidden = student.hidden(batch.tokens, batch.hidden)[taught]
-    found = log_softmax(head.logits(hidden), -1)
-    soft, hard = (goal * found).sum(-1), found.gather(1, best).squeeze(1)
-    weights = batch.weights[taught]
-    each = -(1 - greedy_share) * soft - greedy_share * hard
-    return (each * weights).sum() / weights.sum()
+        places = list(student.unrolled(batch.tokens, batch.hidden, schedule.unrolled))
+    n = batch.tokens.shape[1]
+    taught = batch.weights > 0
+    taught[:, : n - places[-1].shape[1]] = False  # before the first chain's last place
+    goal, weights = _goal(head.logits(batch.hidden[taught]), schedule.greedy_share), batch.weights[taught]
+    shares = [schedule.later_share**place for place in range(len(places))]
+    total = torch.zeros((), device=head.device)
+    for share, states in zip(shares, places, strict=True):
+        found = head.logits(states[taught[:, n - states.shape[1] :]])
+        each = torch.logsumexp(found, -1) - torch.linalg.vecdot(goal, found)
+        total = total + share * (each * weights).sum()
+    return total / weights.sum() / sum(shares)
+
+
+@torch.no_grad()
+def _goal(logits: torch.Tensor, greedy_share: float) -> torch.Tensor:
+    """What is aimed at: the dist of these logits [N, m], mixed with its likeliest token."""
+    goal = torch.softmax(logits, -1)
+    best = goal.argmax(-1, keepdim=True)
+    return goal.mul_(1 - greedy_share).scatter_add_(1, best, torch.full_like(best, greedy_share, dtype=goal.dtype))
 
 
 def evaluate(student: Student, head: Head, paths: Sequence[Path], depth: int, most: int) -> Acceptance:
@@ -163,15 +175,18 @@ def evaluate(student: Student, head: Head, paths: Sequence[Path], depth: int, mo
         for begin in range(0, len(examples), 16):
             some = examples[begin : begin + 16]
             batch = batch_of(some, 0.0).to(head.device)
-            hidden = student.hidden(batch.tokens, batch.hidden)
+            places = list(student.unrolled(batch.tokens, batch.hidden, depth))
             for row, example in enumerate(some):
-                places = slice(example.answer - 1, len(example.tokens))
-                found.add(
-                    head.logits(batch.hidden[row, places]),
-                    head.logits(hidden[row, places]),
-                    greedy=example.temperature == 0,
-                )
+                own = slice(max(example.answer - 1, batch.tokens.shape[1] - places[-1].shape[1]), len(example.tokens))
+                drafts = [head.logits(_at(states, batch, own)[row]) for states in places]
+                found.add(head.logits(batch.hidden[row, own]), drafts, greedy=example.temperature == 0)
     return found
+
+
+def _at(states: torch.Tensor, batch: Batch, places: slice) -> torch.Tensor:
+    """The states of these places, of a tensor that lacks the first ones."""
+    lead = batch.tokens.shape[1] - states.shape[1]
+    return states[:, places.start - lead : places.stop - lead]
 
 
 def train(
@@ -206,7 +221,7 @@ def _step(
     for group in optimiser.param_groups:
         group["lr"] = schedule.rate(step)
     optimiser.zero_grad()
-    loss = loss_of(student, head, batch, schedule.greedy_share)
+    loss = loss_of(student, head, batch, schedule)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
     optimiser.step()

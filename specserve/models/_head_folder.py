@@ -12,7 +12,8 @@ both      embed_tokens.weight [V, H] and lm_head.weight [m or V, H], the target'
           round, is not needed
 
 config.json is a Llama's. For EAGLE-3 `eagle_aux_hidden_state_layer_ids`, at top or within `eagle_config`, names the
-target's layers, by default 2, half of them, and the last but two.
+target's layers, by default 2, half of them, and the last but two. Where `target_fingerprint` stands in it, as our own
+training writes it, a target with another embedding is refused.
 
 The folder that is made holds all of these under one set of names, and the target's tokenizer.
 """
@@ -31,9 +32,10 @@ from safetensors.torch import load_file, save_file
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import cache, loading
+from specserve.models import cache, loading, trained_draft
 
 WEIGHTS = "model.safetensors"
+FINGERPRINT = "target_fingerprint"
 
 _FORMAT = 1  # part of the cache key
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -137,10 +139,15 @@ def describe(told: dict[str, Any], shapes: Mapping[str, Sequence[int]], target: 
     )
 
 
+def default_layers(layers: int) -> tuple[int, ...]:
+    """Those that an EAGLE-3 head reads where nothing is said, of a target with so many."""
+    return 2, layers // 2, layers - 3
+
+
 def _aux_layers(told: dict[str, Any], layers: int) -> tuple[int, ...]:
     named = told.get("eagle_config") or {}
     ids = told.get("eagle_aux_hidden_state_layer_ids") or named.get("eagle_aux_hidden_state_layer_ids")
-    found = tuple(int(layer) for layer in ids or (2, layers // 2, layers - 3))
+    found = tuple(int(layer) for layer in ids or default_layers(layers))
     if not all(0 <= layer < layers for layer in found):
         raise ConfigError(
             f"the draft head reads layers {list(found)} of a target with {layers}; was it trained for another?"
@@ -191,6 +198,8 @@ def _put_together(folder: Path, config: ModelConfig, target: Path, new: Path, pr
     weights.pop("t2d", None)
     if _EMBEDDING not in weights:
         weights[_EMBEDDING] = _of_target(target, _TARGETS_HEAD[1:])
+        if description.llama.get(FINGERPRINT) not in (None, trained_draft.fingerprint(weights[_EMBEDDING])):
+            raise ConfigError(f"the draft head in {folder} was trained for another target than {config.target!r}")
     ids = None if offsets is None else torch.arange(len(offsets)) + offsets.long()
     if _HEAD not in weights:
         head = _of_target(target, _TARGETS_HEAD)

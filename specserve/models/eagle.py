@@ -45,13 +45,15 @@ def build(config: ModelConfig, folder: Path) -> EagleHead:
     weights = load_file(folder / _head_folder.WEIGHTS)
     dtype, device = getattr(torch, config.dtype), loading.device_of(config)
     try:
-        network = _Network(_llama_config(description), description, weights).to(dtype)
+        network = Network(llama_config(description), description, len(weights["embed_tokens.weight"]))
+        network.take(weights)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"the weights in {folder} do not fit its config.json: {error}") from None
-    return EagleHead(network.eval().requires_grad_(False).to(device), description, config.context_length)
+    return EagleHead(network.eval().requires_grad_(False).to(device, dtype), description, config.context_length)
 
 
-def _llama_config(description: HeadDescription) -> Any:
+def llama_config(description: HeadDescription) -> Any:
+    """A head's transformers configuration."""
     told = {name: value for name, value in description.llama.items() if name not in ("architectures", "model_type")}
     config = LlamaConfig(**told | {"num_hidden_layers": description.layers, "tie_word_embeddings": False})
     config._attn_implementation = _attention.NAME
@@ -85,18 +87,19 @@ class _SideBySide(nn.Module):
         return result
 
 
-class _Network(nn.Module):
-    """The layers of a head, of either generation. Raises RuntimeError for weights that do not fit."""
+class Network(nn.Module):
+    """The layers of a head, of either generation, for ids below vocab_size; random until weights are taken.
 
-    def __init__(self, config: Any, described: HeadDescription, weights: dict[str, torch.Tensor]) -> None:
+    Raises ValueError for a head of an unknown kind.
+    """
+
+    def __init__(self, config: Any, described: HeadDescription, vocab_size: int) -> None:
         super().__init__()
-        weights = dict(weights)
-        vocab_size, width = weights["embed_tokens.weight"].shape
-        ids, head = weights.pop("ids", None), weights.pop("lm_head.weight")
-        self.embed_tokens = nn.Embedding(vocab_size, width)
-        self.fc = nn.Linear(weights["fc.weight"].shape[1], width, bias=False)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        width = config.hidden_size
         self._side_by_side = described.generation == 3
+        self.embed_tokens = nn.Embedding(vocab_size, width)
+        self.fc = nn.Linear(described.read_width if self._side_by_side else 2 * width, width, bias=False)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
         if self._side_by_side:
             if described.layers != 1:
                 raise ValueError(f"an EAGLE-3 head of {described.layers} layers is not known")
@@ -106,11 +109,19 @@ class _Network(nn.Module):
             self.layers = nn.ModuleList([LlamaDecoderLayer(config, layer) for layer in range(described.layers)])
             self.layers[0].input_layernorm = nn.Identity()
             self.norm = nn.Identity()
-        for name in described.biased:
+        self._biased = described.biased
+        self.head: nn.Module = nn.Identity()
+
+    def take(self, weights: dict[str, torch.Tensor]) -> None:
+        """Load all weights under their names in the folder. Raises RuntimeError for weights that do not fit."""
+        weights = dict(weights)
+        ids, head = weights.pop("ids", None), weights.pop("lm_head.weight")
+        for name in self._biased:
             owner = self.get_submodule(name.removesuffix(".bias"))
             owner.bias = nn.Parameter(torch.zeros_like(weights[name]))
         self.load_state_dict(weights)
-        self.head: nn.Module = _whole_head(head) if ids is None else ReducedHead(head, ids.long(), vocab_size)
+        vocab_size = self.embed_tokens.num_embeddings
+        self.head = _whole_head(head) if ids is None else ReducedHead(head, ids.long(), vocab_size)
 
     def fuse(self, read: torch.Tensor) -> torch.Tensor:
         """See `DraftHead`."""
@@ -139,7 +150,7 @@ def _whole_head(weight: torch.Tensor) -> nn.Linear:
 class EagleHead(AttentionModel):
     """A `DraftHead` with KV pages of its own, and the parts of a `Backend` that loading it needs."""
 
-    def __init__(self, network: _Network, description: HeadDescription, context_length: int | None) -> None:
+    def __init__(self, network: Network, description: HeadDescription, context_length: int | None) -> None:
         config, weight = network.rotary_emb.config, network.embed_tokens.weight
         super().__init__(weight.device, weight.dtype, _rope.served_context(config, context_length))
         self._network = network

@@ -11,7 +11,7 @@ import torch
 from specserve import demo
 from specserve.config import ModelConfig
 from specserve.demo import smollm2
-from specserve.distill import students
+from specserve.distill.small import SmallStudent
 from specserve.errors import ConfigError
 from specserve.models import RaggedBatch, loading, paged_transformers, trained_draft, vocabulary
 
@@ -110,11 +110,11 @@ def test_the_draft_is_small_and_agrees_far_more_often_than_untrained_layers(targ
     folder = demo.draft(silent)
     assert vocabulary.check(target_folder, folder, 49_152, 49_152) == 49_152
     draft = loading.load_model(folder, ModelConfig(source=str(folder), device="cpu"))
-    untrained = students.SmallStudent(own, trained_draft.read_description(demo.TRAINED_DRAFT).layers)
+    untrained = SmallStudent(own, trained_draft.read_description(demo.TRAINED_DRAFT).layers)
     assert draft.config.num_hidden_layers == len(untrained.layers)
 
     def choices_of_untrained(tokens):
-        return own.lm_head(untrained.hidden(tokens, tokens))
+        return own.lm_head(next(untrained.unrolled(tokens, tokens, 1)))
 
     assert agreement(lambda tokens: draft(tokens, use_cache=False).logits, answers) > 0.2
     assert agreement(choices_of_untrained, answers) < 0.1

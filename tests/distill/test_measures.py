@@ -23,7 +23,7 @@ def test_greedy_rounds_are_those_of_speculative_decoding(seed):
     target = [chance.randrange(5) for _ in range(200)]
     draft = [token if chance.random() < 0.7 else (token + 1) % 5 for token in target]
     found = Acceptance(3)
-    found.add(one_hot(target), one_hot(draft), greedy=True)
+    found.add(one_hot(target), [one_hot(draft)], greedy=True)
     at = rounds = 0
     while at + 3 < 200:
         kept = 0
@@ -35,11 +35,21 @@ def test_greedy_rounds_are_those_of_speculative_decoding(seed):
     assert sum(found.kept_at) == at - rounds
 
 
+def test_later_places_of_a_chain_may_draft_otherwise():
+    """Each place of a chain is held to what the draft says there at that place; the last given stands for all later."""
+    found = Acceptance(3)
+    found.add(one_hot([1] * 7), [one_hot([1] * 7), one_hot([1, 2, 1, 1, 1, 1, 1]), one_hot([1] * 7)], greedy=True)
+    assert (found.offered_at, found.kept_at) == ([2, 2, 1], [2, 1, 1])
+    again = Acceptance(3)
+    again.add(one_hot([1] * 7), [one_hot([1] * 7), one_hot([2] * 7)], greedy=True)
+    assert (again.offered_at, again.kept_at) == ([2, 2, 0], [2, 0, 0])
+
+
 def test_overlap_is_the_chance_that_a_sampled_token_is_kept():
     """Σ min(target, draft); answers that were not written greedily do not count as greedy rounds."""
     found = Acceptance(2)
     target, draft = torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([[0.2, 0.3, 0.5]]).log()
-    found.add(target, draft, greedy=False)
+    found.add(target, [draft], greedy=False)
     assert found.overlap == pytest.approx(0.7)
     assert found.tokens_per_round == 0
     assert "T=1 0.700" in str(found)

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from listening import Listener
 from safetensors.torch import load_file
 from tiny_models import tiny_llama
 
 from specserve.config import ModelConfig
 from specserve.distill import checkpoints, corpus, training, vocabulary
 from specserve.distill.run import Options, distill
-from specserve.distill.students import SmallStudent
+from specserve.distill.small import SmallStudent
 from specserve.distill.training import Head, Schedule
 from specserve.errors import ConfigError
 from specserve.local import LocalEngine
@@ -24,26 +25,6 @@ from specserve.types import Request, RequestId, Sampling
 IDS = 200
 SCHEDULE = Schedule(steps=30, batch_tokens=1024, learning_rate=3e-3, warm_up=5, measure_every=10, depth=3, seed=1)
 WARM = replace(SCHEDULE, greedy_share=0.0)  # taught by the dist alone
-
-
-class Listener:
-    """A `Progress` that remembers, and stops the run after so many lines."""
-
-    def __init__(self, lines: float = math.inf) -> None:
-        self.lines: list[str] = []
-        self.stages: dict[str, tuple[int, int]] = {}
-        self._left = lines
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-        self._left -= 1
-        if self._left < 0:
-            raise KeyboardInterrupt
-
-    def advance(self, stage: str, done: int, total: int) -> None:
-        assert done <= total
-        assert done >= self.stages.get(stage, (0, 0))[0]
-        self.stages[stage] = done, total
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,13 +89,16 @@ def test_the_closed_form_readout_brings_states_nearer(distilled, target, options
     student = SmallStudent(target, options.layers)
     examples = corpus.read_shard(corpus.shards(options.work / "corpus")[0])[:40]
     before = distance(student, examples)
-    student.fit_readout(examples)
+    student.fit(examples)
     assert distance(student, examples) < 0.9 * before
 
 
 @torch.no_grad()
 def distance(student, examples):
-    pairs = [(student.hidden(one.tokens[None], one.hidden[None])[0], one.hidden.float(), one.start) for one in examples]
+    pairs = [
+        (next(student.unrolled(one.tokens[None], one.hidden[None], 1))[0], one.hidden.float(), one.start)
+        for one in examples
+    ]
     return float(sum((mine[start:] - theirs[start:]).square().sum() for mine, theirs, start in pairs))
 
 
@@ -134,7 +118,7 @@ def test_the_written_draft_computes_what_the_student_did(distilled, target, opti
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
         logits = draft(input_ids=tokens).logits
-        wanted = student.hidden(tokens, tokens) @ target.lm_head.weight.T
+        wanted = next(student.unrolled(tokens, tokens, 1)) @ target.lm_head.weight.T
     said = logits.isfinite().all(1)[0].nonzero().squeeze(1)
     assert len(said) == IDS
     torch.testing.assert_close(logits[..., said], wanted[..., said], atol=1e-3, rtol=1e-3)
