@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from heads_reference import Reference, _norm
+from heads_reference import Reference
 from tiny_heads import HEADS, KV_HEADS
 from tiny_mtp import Head
 from transformers import AutoModelForCausalLM
@@ -20,7 +20,8 @@ class MtpReference(Reference):
 
     def __init__(self, target: Path, heads: list[Head], *, pair: bool) -> None:
         self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-        self.told = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "rope_theta": 10000.0}
+        self.told = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "rms_norm_eps": 1e-5}
+        self.theta = 10000.0
         self.third = False
         self.heads = heads
         self.pair = pair
@@ -29,10 +30,10 @@ class MtpReference(Reference):
         """What is read out and what is handed on, [n, width] each, for tokens and the states beside them."""
         self.weights = head
         embedded = self.target.get_input_embeddings().weight[tokens]
-        both = torch.cat([_norm(embedded, head["enorm"]), _norm(states, head["hnorm"])], -1)
+        both = torch.cat([self._norm(embedded, head["enorm"]), self._norm(states, head["hnorm"])], -1)
         joined = both @ head["eh_proj"].T
-        found = self._layer("block.", _norm(joined, head["block.input_layernorm.weight"]), joined)
-        normed = _norm(found, head["norm"])
+        found = self._layer("block.", self._norm(joined, head["block.input_layernorm.weight"]), joined)
+        normed = self._norm(found, head["norm"])
         return normed, found if self.pair else normed
 
     @torch.no_grad()
