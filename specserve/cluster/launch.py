@@ -115,19 +115,25 @@ def deployed(
 ) -> Iterator[bool]:
     """Start Serve and the application; yields True when it serves, False when told to stop before.
 
-    At the end the application is deleted, and on a Ray of our own Serve is shut down too.
+    At the end the application is deleted, and Serve is shut down too unless it has other applications on a Ray that is
+    not our own. Raises ConfigError where Serve runs already: it keeps the HTTP address that it was started with.
     """
     _quiet_logs()
     if stopping.is_set():
         yield False
         return
+    if serve.status().proxies:
+        raise ConfigError(
+            "Ray Serve runs on this cluster already and keeps the HTTP address that it was started with; deploy to it "
+            "with `serve deploy deploy/serve.yaml`, or end it with `serve shutdown`"
+        )
     http = {"host": config.server.host, "port": config.server.port}
     serve.start(http_options=http, logging_config={"enable_access_log": False, "log_level": "WARNING"})
     try:
         with contextlib.nullcontext() if stopping.is_set() else _application(config):
             yield not stopping.is_set() and _wait(config, stopping, display or _Display(quiet=True))
     finally:
-        if own_ray:
+        if own_ray or not serve.status().applications:
             serve.shutdown()
 
 

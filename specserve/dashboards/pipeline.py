@@ -138,6 +138,13 @@ BOARD = Board(
                     ),
                     "Requests that lost their place or their state and were fed anew.",
                 ),
+                Panel(
+                    "Emulated steps",
+                    "stacked",
+                    "per second",
+                    (Query(summed("emulated_steps_total", by="role,result"), "{{role}} {{result}}"),),
+                    "Where many are late or refused, this machine is too slow for what it emulates.",
+                ),
             ),
         ),
     ),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from contextvars import copy_context
+from threading import Event
 from typing import Any, TypeVar
 
 import pytest
 
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.holds import Holds
-from specserve.errors import Unavailable
+from specserve.cluster.launch import deployed, with_port
+from specserve.config import parse
+from specserve.errors import ConfigError, Unavailable
 
 pytestmark = pytest.mark.ray
 
@@ -50,7 +53,14 @@ def handle(ray_here) -> Any:
         request_router_config=RequestRouterConfig(request_router_class=ByName),
     )
     yield serve.run(deployment.bind(), name="held", route_prefix=None)
-    serve.delete("held")
+    serve.shutdown()
+
+
+def test_a_serve_that_runs_already_is_not_taken_over(handle) -> None:
+    """It would go on listening where it was told to before, so that nobody could reach what is deployed."""
+    config = parse({"server": {"port": 0}})
+    with pytest.raises(ConfigError, match="serve shutdown"), deployed(with_port(config), Event()):
+        pass
 
 
 async def answered(response: Awaitable[T]) -> T:

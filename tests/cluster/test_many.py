@@ -137,14 +137,22 @@ def test_pipelines_are_scaled_by_the_sequences_of_their_engines():
     assert by_load(Context(None))[0] == by_load(Context({}))[0] == 2
 
 
+class Replica:
+    """A handle to one replica, whose only method says which."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self
+        self.remote = lambda: name
+
+
 class Handle:
     """As much of Serve's handle as names need."""
 
     app_name, deployment_name = "some-app", "Pipeline"
 
-    def options(self, session_id: str) -> str:
+    def options(self, session_id: str) -> Replica:
         """The session is the name."""
-        return session_id
+        return Replica(session_id)
 
 
 def test_a_fleet_knows_what_its_own_deployment_was_told():
@@ -156,7 +164,7 @@ def test_a_fleet_knows_what_its_own_deployment_was_told():
     assert there.names() == ("a", "b")
     fleet.told("some-app", "Pipeline", ["b"])
     assert there.names() == ("b",)
-    assert there.at("b") == "b"
+    assert there.at("b").name.remote() == "b"
 
 
 def test_a_small_machine_counts_as_many_processors_as_its_pipelines_ask_for():

@@ -100,7 +100,7 @@ def test_the_books_go_on():
     state = admitted(0, asked, "me", Tokenizer(byte_level()), now_s=100.0)
     state.resume(RequestStats(4, 3, 2, 5, 1, (1, 1), 9.0, 0.5, 8.0, 2, 3))
     state.started_s = 101.0
-    state.take([63, 64], offered=2, kept=1)
+    state.take([63, 64], checked=2, kept=1)
     stats = state.stats(now_s=102.0)
     assert (stats.generated_tokens, stats.rounds, stats.drafted_tokens, stats.kept_tokens) == (5, 3, 7, 2)
     assert stats.histogram == (1, 2)
