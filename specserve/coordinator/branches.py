@@ -210,14 +210,14 @@ class AheadPlan:
     def find(self, outcomes: Iterable[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], list[Guess]]:
         """What these outcomes (a trunk, tokens kept, the next token) make true, and what became of the guesses there.
 
-        Returns (trunk, branch) for each outcome that was foreseen.
+        A guess that was not told in time was not wrong: it says nothing about how good guesses are. Returns (trunk, branch) for each outcome that was foreseen.
         """
         guessed = self._tokens[:, 0].tolist()
         true, guesses = [], []
         for trunk, kept, token in outcomes:
             whole = kept == len(self.trunks[trunk].chain.tokens)
             for branch in range(self._first_branches[trunk], self._first_branches[trunk + 1]):
-                if self._kept[branch] == kept:
+                if self._kept[branch] == kept and guessed[branch] != _NONE:
                     right = guessed[branch] == token
                     guesses.append(Guess(whole, self._ranks[branch], right))
                     if right:
