@@ -210,7 +210,8 @@ class AheadPlan:
     def find(self, outcomes: Iterable[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], list[Guess]]:
         """What these outcomes (a trunk, tokens kept, the next token) make true, and what became of the guesses there.
 
-        A guess that was not told in time was not wrong: it says nothing about how good guesses are. Returns (trunk, branch) for each outcome that was foreseen.
+        A guess that was not told in time was not wrong: it says nothing about how good guesses are. Returns (trunk,
+        branch) for each outcome that was foreseen.
         """
         guessed = self._tokens[:, 0].tolist()
         true, guesses = [], []

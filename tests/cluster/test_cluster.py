@@ -129,6 +129,7 @@ def test_a_request_that_comes_while_there_is_no_coordinator_waits(url, expected_
     until(lambda: pids()["coordinator"] != pid and healthy(url))
 
 
+@pytest.mark.full
 def test_a_stream_survives_one_coordinator_after_another(url, expected_text):
     """The second one dies when it has just gone on."""
     answer = Answer()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ray
 PROMPT = list(range(10, 54))
 
 
-@pytest.fixture(scope="module", params=["eagle", "mtp"])
+@pytest.fixture(scope="module", params=[pytest.param("eagle", marks=pytest.mark.full), "mtp"])
 def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """EAGLE-3, whose hidden states cross sockets between the actors, or heads in the target's checkpoint."""
     base = tmp_path_factory.mktemp("heads")

@@ -156,7 +156,7 @@ def test_a_branch_that_comes_true_brings_what_has_come_for_it(seed, drawn):
 
 
 def test_an_outcome_that_nobody_foresaw_changes_nothing():
-    """A token that no branch guessed is a miss, and its guesses were wrong; one that has not come says nothing of them."""
+    """A token that no branch guessed is a miss, and its guesses were wrong; one that has not come says nothing."""
     case = Case()
     assert case.plan.find([(0, 0, 20)]) == ([], [])
     case.plan.take(case.push(0), VOCAB)
