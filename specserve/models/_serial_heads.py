@@ -12,9 +12,10 @@ from typing import Protocol
 
 import torch
 
-from specserve.models import Hardware, RaggedBatch, RowStates
+from specserve.models import RaggedBatch
 from specserve.models._row_groups import RaggedPlan
 from specserve.models._stretches import Array
+from specserve.models._wrapped import Wrapped
 from specserve.models.paged_transformers import PagedTransformers
 
 
@@ -85,74 +86,40 @@ class StatePages:
         blocks[list(copies)] = blocks[list(sources)]
 
 
-class TargetWithHeads:
+class TargetWithHeads(Wrapped[PagedTransformers]):
     """A `Backend`: the target, whose every forward leaves its last states where the heads find them."""
 
     def __init__(self, target: PagedTransformers, heads: SerialHeads) -> None:
         target.observe(())
-        self._target = target
+        super().__init__(target)
         self.heads = heads
         self._block_tokens = 0
 
     @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self._target.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """Positions that the target can address."""
-        return self._target.context_length
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits are."""
-        return self._target.device
-
-    @property
-    def place(self) -> str:
-        """The GPU, or this machine's CPU."""
-        return self._target.place
-
-    @property
-    def hardware(self) -> Hardware:
-        """Reading a result waits for it."""
-        return self._target.hardware
-
-    @property
-    def states(self) -> RowStates:
-        """Pages are all that is kept."""
-        return self._target.states
-
-    @property
     def width(self) -> int:
         """Of the states."""
-        return width_of(self._target)
+        return width_of(self._backend)
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """Bytes of one block: the target's keys and values, and what the heads keep."""
-        return self._target.bytes_per_block(block_tokens) + block_tokens * self.heads.bytes_per_position()
+        return self._backend.bytes_per_block(block_tokens) + block_tokens * self.heads.bytes_per_position()
 
     def allocate(self, blocks: int, block_tokens: int) -> None:
         """Make all pages. Raises ConfigError when the device has no room for them."""
         self._block_tokens = block_tokens
-        self._target.allocate(blocks, block_tokens)
-        self.heads.allocate(self._target, blocks, block_tokens)
+        self._backend.allocate(blocks, block_tokens)
+        self.heads.allocate(self._backend, blocks, block_tokens)
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Copy whole blocks, the heads' part too."""
-        self._target.copy_blocks(sources, copies)
+        self._backend.copy_blocks(sources, copies)
         self.heads.copy_blocks(sources, copies)
-
-    def make_batch_invariant(self) -> None:
-        """See `Backend`: the target's logits are; the heads' need not be."""
-        self._target.make_batch_invariant()
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """The target's forward."""
-        logits = self._target.forward(batch)
-        states = self._target.observed()
+        logits = self._backend.forward(batch)
+        states = self._backend.observed()
         self.heads.keep(RaggedPlan(batch, self._block_tokens, states.dtype, states.device), states)
         return logits
 

@@ -17,8 +17,9 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, Hardware, RaggedBatch, RowStates, _memory, _refusals, loading
+from specserve.models import Backend, RaggedBatch, _memory, _refusals, loading
 from specserve.models._ranks import RankGroup
+from specserve.models._wrapped import Wrapped
 from specserve.models.paged_transformers import PagedTransformers
 
 log = logging.getLogger(__name__)
@@ -56,55 +57,17 @@ def refuse_undivided(config: ModelConfig, folder: Path) -> None:
         )
 
 
-class Leader:
+class Leader(Wrapped[PagedTransformers]):
     """Rank 0's `Backend`, which also `ShowsHidden`: every rank has the whole of the hidden states."""
 
     def __init__(self, part: PagedTransformers, ranks: RankGroup) -> None:
-        self._part = part
+        super().__init__(part)
         self._ranks = ranks
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        return self._part.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """Positions that the model can address."""
-        return self._part.context_length
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits are: this rank's."""
-        return self._part.device
-
-    @property
-    def place(self) -> str:
-        """Rank 0's hardware."""
-        return self._part.place
-
-    @property
-    def hardware(self) -> Hardware:
-        """Reading a result waits for it."""
-        return self._part.hardware
-
-    @property
-    def states(self) -> RowStates:
-        """Pages are all that it keeps."""
-        return self._part.states
-
-    def bytes_per_block(self, block_tokens: int) -> int:
-        """Bytes of KV of one block on each rank."""
-        return self._part.bytes_per_block(block_tokens)
-
-    def allocate(self, blocks: int, block_tokens: int) -> None:
-        """Make this rank's KV pages; the others make theirs when they load."""
-        self._part.allocate(blocks, block_tokens)
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Copy whole KV pages on every rank."""
         self._tell(_COPY, [np.array(sources, np.int64), np.array(copies, np.int64)])
-        self._part.copy_blocks(sources, copies)
+        self._backend.copy_blocks(sources, copies)
 
     def make_batch_invariant(self) -> None:
         """Raises ConfigError: in which order a sum over ranks is made depends on its size, and so on company."""
@@ -112,17 +75,17 @@ class Leader:
 
     def observe(self, layers: Sequence[int]) -> None:
         """See `ShowsHidden`."""
-        self._part.observe(layers)
+        self._backend.observe(layers)
 
     def observed(self) -> torch.Tensor:
         """See `ShowsHidden`."""
-        return self._part.observed()
+        return self._backend.observed()
 
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """See `Backend`. Raises GroupLost when the ranks have lost each other, else what any of them failed with."""
         columns = [batch.tokens, batch.positions, batch.offsets, batch.wanted, batch.tables.ravel().astype(np.int64)]
         self._tell(_FORWARD, columns)
-        mine, reports = _computed(self._part, self._ranks, batch)
+        mine, reports = _computed(self._backend, self._ranks, batch)
         if isinstance(mine, Exception):
             raise mine
         _raise_any(reports)

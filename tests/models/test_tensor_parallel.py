@@ -164,8 +164,8 @@ def test_each_rank_holds_half(second, base):
     one = alone(folder)
     with together(second, folder) as two:
         assert 2 * two.bytes_per_block(BLOCK) == one.bytes_per_block(BLOCK)
-        assert two._part._model.model.embed_tokens.weight.shape == (211, 32)
-        assert two._part._flat is not None, "the fast way through a Llama is there for its parts too"
+        assert two._backend._model.model.embed_tokens.weight.shape == (211, 32)
+        assert two._backend._flat is not None, "the fast way through a Llama is there for its parts too"
 
 
 @pytest.mark.parametrize("total", [1, 97, 421, 4096])
@@ -182,7 +182,7 @@ def test_pages_are_as_many_as_the_smallest_rank_has_room_for(second, base, monke
     folder = folder_of("llama", base)
     monkeypatch.setattr(_memory_plan, "_CPU_MOST", {"target": 1 << 20, "draft": 1 << 20})
     with together(second, folder, kv_blocks=None) as two:
-        assert two._part._pages.keys[0].shape[0] == (1 << 20) // two.bytes_per_block(BLOCK) * BLOCK
+        assert two._backend._pages.keys[0].shape[0] == (1 << 20) // two.bytes_per_block(BLOCK) * BLOCK
 
 
 @pytest.mark.parametrize(("fault", "error"), [("memory", torch.OutOfMemoryError), ("error", RuntimeError)])
@@ -210,7 +210,7 @@ def test_rank_0_that_fails_leaves_nobody_waiting(second, base, monkeypatch):
     folder = folder_of("llama", base)
     one, batch = alone(folder), batches()[0]
     with together(second, folder) as two:
-        layer = two._part._model.model.layers[2].mlp.down_proj
+        layer = two._backend._model.model.layers[2].mlp.down_proj
         with monkeypatch.context() as patched:
             patched.setattr(layer.part, "forward", None)
             with pytest.raises(TypeError):
