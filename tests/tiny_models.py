@@ -9,7 +9,7 @@ from tiny_tokenizer import byte_level, write_folder
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
-def tiny_llama(folder: Path, *, seed: int, layers: int = 2) -> Path:
+def tiny_llama(folder: Path, *, seed: int, layers: int = 2, context: int = 512) -> Path:
     """A random Llama of a few hundred thousand weights with the byte-level tokenizer."""
     core = byte_level()
     write_folder(folder, core)
@@ -21,7 +21,7 @@ def tiny_llama(folder: Path, *, seed: int, layers: int = 2) -> Path:
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         bos_token_id=1,
         eos_token_id=2,
         tie_word_embeddings=False,

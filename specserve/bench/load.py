@@ -14,6 +14,7 @@ import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request as its client saw it; times are seconds. first_s is None where it was not answered.
+    """One request as its client saw it; times are seconds. first_s is None where it was not answered: see failure.
 
     prompt are its tokens, of which the server says that it had cached so many.
     """
@@ -71,6 +72,7 @@ class Call:
     events: int = 0
     prompt: int = 0
     cached: int = 0
+    failure: str = ""
 
 
 def measure(options: Options, progress: Progress) -> list[Row]:
@@ -87,6 +89,8 @@ def measure(options: Options, progress: Progress) -> list[Row]:
             seconds = time.perf_counter() - began
             used_s = http_side_s() - before if own else None
             rows.append(row_of(kind, size, calls, seconds, used_s, options))
+            for failure, count in Counter(call.failure for call in calls if call.first_s is None).items():
+                progress(f"{count} failed: {failure}")
     return rows
 
 
@@ -201,25 +205,38 @@ async def asked(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> C
     ended_s = None
     try:
         async with client.stream("POST", f"/v1/{path}", json=body) as reply:
+            if reply.status_code != 200:
+                return Call(None, failure=f"{reply.status_code} {_message(await reply.aread())}")
             async for line in reply.aiter_lines():
                 if line == "data: [DONE]":
                     ended_s = time.perf_counter() - began_s
-                if reply.status_code != 200 or not line.startswith("data: {"):
+                if not line.startswith("data: {"):
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
-                    return Call(None)
+                    return Call(None, failure=_message(line[6:].encode()))
                 if any(choice.get("text") or choice.get("delta", {}).get("content") for choice in event["choices"]):
                     times.append(time.perf_counter())
                 usage = event.get("usage") or usage
-    except httpx.HTTPError:
-        return Call(None)
+    except httpx.HTTPError as error:
+        return Call(None, failure=repr(error))
+    if ended_s is None:
+        return Call(None, failure="the stream broke off")
     tokens, prompt = usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     if not times:  # an answer may have no text at all: its end is then the first that a client sees
         return Call(ended_s, None, tokens, 0, prompt, cached)
     per_token = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
     return Call(times[0] - began_s, per_token, tokens, len(times), prompt, cached)
+
+
+def _message(body: bytes) -> str:
+    """What an error body says; the body itself where it has another form."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
 
 
 def http_side_s() -> float:

@@ -23,7 +23,8 @@ from specserve.local import LocalEngine
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    folder = tiny_llama(tmp_path_factory.mktemp("target"), seed=1)
+    # the longest prompt that a load may choose is of 930 bytes, each of which is a token here
+    folder = tiny_llama(tmp_path_factory.mktemp("target"), seed=1, context=2048)
     config = {"model_name": "tiny", "target": {"source": str(folder), "kv_memory_gib": 0.05}}
     with LocalEngine(config | {"draft": {"speculator": "ngram"}}) as engine, serving(engine) as url:
         yield url
@@ -101,8 +102,17 @@ def test_an_answer_without_text_is_an_answer(events, answered) -> None:
             return await load.asked(client, "chat/completions", {"messages": []})
 
     call = asyncio.run(ask())
-    assert (call.first_s is not None) == answered
+    assert (call.first_s is not None) == answered == (not call.failure)
     assert not answered or (call.tokens, call.events, call.token_s) == (1, 0, None)
+
+
+def test_failures_are_told_with_their_reason(url, tmp_path) -> None:
+    """A load of requests that the server refuses counts them as failed, and tells what it said, once."""
+    told: list[str] = []
+    rows = measure(Options(url, clients=(2,), rates=(), seconds=0.2, max_tokens=1 << 40), told.append)
+    assert rows[0]["failed"] == rows[0]["requests"] > 2
+    (line,) = [line for line in told if "failed" in line]
+    assert line.startswith(f"{rows[0]['failed']} failed: 400 This model's maximum context length is 2048 tokens")
 
 
 def test_a_real_server_is_measured_by_its_address(url, tmp_path, capsys) -> None:
