@@ -1,6 +1,7 @@
 """`specserve bench load`: what clients see under load, and what the HTTP side itself costs.
 
-Closed loop: so many clients, each of which asks again as soon as it is answered. Open loop: requests come at a rate,
+Closed loop: so many clients, each of which asks again as soon as it is answered, or, where it was refused for lack of
+room (429, 503), when it was told to come back. Open loop: requests come at a rate,
 whether or not earlier ones are answered (exponential gaps, fixed seed). Prompts ship with the project, answers end
 where the model ends them. The server is given by its address, or is one of emulated devices on a Ray of its own; then
 the processor time of its HTTP side is counted too: Serve's proxy, the ingress, and the coordinator.
@@ -46,6 +47,7 @@ class Options:
     rates: tuple[float, ...] = (4.0,)
     seconds: float = 10.0
     max_tokens: int = 128
+    queue: int = 256
     good_first_s: float = 0.5
     good_token_s: float = 0.05
 
@@ -55,15 +57,15 @@ class Options:
             raise ConfigError("--clients takes numbers from 1, --rates numbers above 0")
         if not self.clients and not self.rates:
             raise ConfigError("there is nothing to measure; give --clients or --rates")
-        if self.seconds <= 0 or self.max_tokens < 2:
-            raise ConfigError("--seconds must be above 0, and --max-tokens at least 2")
+        if self.seconds <= 0 or self.max_tokens < 2 or self.queue < 0:
+            raise ConfigError("--seconds must be above 0, --max-tokens at least 2, and --queue at least 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request as its client saw it; times are seconds. first_s is None where it was not answered: see failure.
 
-    prompt are its tokens, of which the server says that it had cached so many.
+    prompt are its tokens, of which the server says that it had cached so many. retry_s is given where it had no room.
     """
 
     first_s: float | None
@@ -73,6 +75,7 @@ class Call:
     prompt: int = 0
     cached: int = 0
     failure: str = ""
+    retry_s: float | None = None
 
 
 def measure(options: Options, progress: Progress) -> list[Row]:
@@ -89,7 +92,7 @@ def measure(options: Options, progress: Progress) -> list[Row]:
             seconds = time.perf_counter() - began
             used_s = http_side_s() - before if own else None
             rows.append(row_of(kind, size, calls, seconds, used_s, options))
-            for failure, count in Counter(call.failure for call in calls if call.first_s is None).items():
+            for failure, count in Counter(call.failure for call in calls if call.failure).items():
                 progress(f"{count} failed: {failure}")
     return rows
 
@@ -97,8 +100,9 @@ def measure(options: Options, progress: Progress) -> list[Row]:
 def row_of(kind: str, size: float, calls: list[Call], seconds: float, used_s: float | None, options: Options) -> Row:
     """What the calls of one load come to. used_s is the processor time of the HTTP side.
 
-    ttft is the time to the first text, tpot the mean time for each token after it, good_s good answers a second,
-    us_event processor time per streamed event, core_64x30 the share of a core for 64 streams of 30 tokens/s.
+    refused are those for which there was no room, ttft is the time to the first text, tpot the mean time for each token
+    after it, good_s good answers a second, us_event processor time per streamed event, core_64x30 the share of a core
+    for 64 streams of 30 tokens/s.
     """
     answered = [call for call in calls if call.first_s is not None]
     first = [call.first_s for call in answered if call.first_s is not None]
@@ -109,7 +113,8 @@ def row_of(kind: str, size: float, calls: list[Call], seconds: float, used_s: fl
         "loop": kind,
         "load": size,
         "requests": len(calls),
-        "failed": len(calls) - len(answered),
+        "refused": sum(call.retry_s is not None for call in calls),
+        "failed": sum(call.first_s is None and call.retry_s is None for call in calls),
         "tok_s": tokens / seconds,
         "ttft_p50_ms": _ms(quantile(first, 0.5)),
         "ttft_p99_ms": _ms(quantile(first, 0.99)),
@@ -152,7 +157,8 @@ def _server(options: Options) -> Iterator[tuple[str, bool]]:
         return
     from specserve.cluster.launch import running
 
-    settings = _device_profile.settings(options.profile) | {"server.port": 0, "engine.max_requests": 64}
+    settings = _device_profile.settings(options.profile) | {"server.port": 0, "engine.max_requests": _STREAMS}
+    settings |= {"engine.queue_limit": options.queue}
     with running(configs.parse(configs.override({}, settings))) as (url, _):
         yield url, True
 
@@ -172,13 +178,14 @@ async def _loaded(url: str, kind: str, size: float, options: Options) -> list[Ca
 
 
 async def closed_loop(ask: Callable[[], Awaitable[Call]], clients: int, seconds: float) -> list[Call]:
-    """Each client asks again when it is answered, until the time is over; what runs then is waited for."""
+    """Each client asks again when it is answered or may come back, while there is time; what runs then is waited for."""
     end_s = time.perf_counter() + seconds
     calls: list[Call] = []
 
     async def client() -> None:
         while time.perf_counter() < end_s:
             calls.append(await ask())
+            await asyncio.sleep(min(calls[-1].retry_s or 0.0, max(0.0, end_s - time.perf_counter())))
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return calls
@@ -206,7 +213,7 @@ async def asked(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> C
     try:
         async with client.stream("POST", f"/v1/{path}", json=body) as reply:
             if reply.status_code != 200:
-                return Call(None, failure=f"{reply.status_code} {_message(await reply.aread())}")
+                return _unanswered(reply.status_code, reply.headers.get("retry-after", ""), await reply.aread())
             async for line in reply.aiter_lines():
                 if line == "data: [DONE]":
                     ended_s = time.perf_counter() - began_s
@@ -228,6 +235,12 @@ async def asked(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> C
         return Call(ended_s, None, tokens, 0, prompt, cached)
     per_token = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
     return Call(times[0] - began_s, per_token, tokens, len(times), prompt, cached)
+
+
+def _unanswered(status: int, retry_after: str, body: bytes) -> Call:
+    if status in (429, 503):
+        return Call(None, retry_s=float(retry_after) if retry_after.isdecimal() else 1.0)
+    return Call(None, failure=f"{status} {_message(body)}")
 
 
 def _message(body: bytes) -> str:

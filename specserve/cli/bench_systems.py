@@ -75,6 +75,7 @@ def _add_load(load: argparse.ArgumentParser) -> None:
     load.add_argument("--rates", type=floats, default=(4.0,), help="open loop, requests a second; default: 4")
     load.add_argument("--seconds", type=float, default=10.0, help="how long each load comes; default: 10")
     load.add_argument("--max-tokens", type=int, default=128, help="longest answer; default: 128")
+    load.add_argument("--queue", type=int, default=256, help="that may wait for one of its 64 places; default: 256")
     json_argument(load, "versions, options and rows")
     load.add_argument("--plot", type=Path, help="draw the rows to this file (.png, .svg, .pdf)")
     finds(load, _load)

@@ -34,7 +34,7 @@ def test_a_row_is_what_clients_saw() -> None:
     """Percentiles over the answered ones, good ones by both times, costs by event and by token."""
     calls = [Call(0.1, 0.01, 11, 5), Call(0.2, 0.02, 11, 5), Call(0.9, 0.01, 11, 5), Call(0.1, 0.2, 11, 5), Call(None)]
     row = row_of("closed", 2, calls, 2.0, 0.5, Options())
-    assert (row["requests"], row["failed"], row["good_s"]) == (5, 1, 1.0)
+    assert (row["requests"], row["refused"], row["failed"], row["good_s"]) == (5, 0, 1, 1.0)
     assert (row["tok_s"], row["tok_event"], row["us_event"]) == (22.0, 2.2, 25_000.0)
     assert (row["ttft_p50_ms"], row["ttft_p99_ms"]) == (100.0, 900.0)
     assert row["tpot_ms"] == pytest.approx(60.0)
@@ -86,6 +86,24 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert len(calls) == expected > 3
 
 
+@pytest.mark.parametrize(("told", "comes_back_s"), [("2", 2.0), ("", 1.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 1.0)])
+def test_who_finds_no_room_comes_back_when_told(told, comes_back_s) -> None:
+    """A refusal is no failure, and its client asks nothing before the time that it was given (1 s where none)."""
+
+    async def app(_scope, _receive, send) -> None:
+        await send({"type": "http.response.start", "status": 429, "headers": [(b"retry-after", told.encode())]})
+        await send({"type": "http.response.body", "body": b'{"error": {"message": "the queue is full"}}'})
+
+    async def loaded() -> list[Call]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://there") as client:
+            return await closed_loop(lambda: load.asked(client, "completions", {"prompt": "x"}), 3, 0.3)
+
+    calls = asyncio.run(loaded())
+    assert [call.retry_s for call in calls] == [comes_back_s] * 3
+    row = row_of("closed", 3, calls, 0.3, None, Options())
+    assert (row["requests"], row["refused"], row["failed"]) == (3, 3, 0)
+
+
 @pytest.mark.parametrize(
     ("events", "answered"), [(("{}", "[DONE]"), True), (("{}",), False), (('{"error": 1}',), False)]
 )
@@ -110,7 +128,7 @@ def test_failures_are_told_with_their_reason(url, tmp_path) -> None:
     """A load of requests that the server refuses counts them as failed, and tells what it said, once."""
     told: list[str] = []
     rows = measure(Options(url, clients=(2,), rates=(), seconds=0.2, max_tokens=1 << 40), told.append)
-    assert rows[0]["failed"] == rows[0]["requests"] > 2
+    assert rows[0]["failed"] == rows[0]["requests"] >= 2
     (line,) = [line for line in told if "failed" in line]
     assert line.startswith(f"{rows[0]['failed']} failed: 400 This model's maximum context length is 2048 tokens")
 
