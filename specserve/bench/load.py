@@ -178,7 +178,7 @@ async def _loaded(url: str, kind: str, size: float, options: Options) -> list[Ca
 
 
 async def closed_loop(ask: Callable[[], Awaitable[Call]], clients: int, seconds: float) -> list[Call]:
-    """Each client asks again when it is answered or may come back, while there is time; what runs then is waited for."""
+    """Each client asks again when it is answered or may come back, while there is time; what runs is waited for."""
     end_s = time.perf_counter() + seconds
     calls: list[Call] = []
 
