@@ -223,11 +223,23 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
         yield from _model("draft", config.draft_model, config, needs)
+        _refuse_unfit(config)
     if config.engine.depth > 0 and drafting.lives_beside(config.draft):
         from specserve.models import loading
 
         folder = loading.prepare(config.target, lambda _: None)
         yield Finding("draft", folders.load("drafting", config.draft.speculator).describe(config, folder))
+
+
+def _refuse_unfit(config: Config) -> None:
+    """Raise ConfigError for a head under a speculator that wants a whole model, and the other way round."""
+    from specserve.models import loading
+
+    # A speculator of the user's own may take whatever it likes.
+    check = getattr(folders.load("drafting", config.draft.speculator), "check_model", None)
+    if check is not None:
+        folder = loading.prepare(config.draft_model, lambda _: None, role="draft")
+        check(config.draft, is_head=loading.backend_of(folder, config.draft_model) == loading.HEAD)
 
 
 def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:

@@ -480,6 +480,11 @@ def keyed(config: Config, environment: Mapping[str, str]) -> Config:
     return parse(override(config.model_dump(), keys), where="environment") if keys else config
 
 
+def client_key(environment: Mapping[str, str]) -> str | None:
+    """The key that a client sends: the first of SPECSERVE_API_KEY, which may name several for a server."""
+    return environment.get("SPECSERVE_API_KEY", "").split(",")[0].strip() or None
+
+
 def unkeyed(config: Config) -> Config:
     """The configuration without keys, for a server that only its own process asks."""
     server = config.server.model_copy(update={"api_keys": (), "admin_key": None})

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specserve.chat import server_url
+from specserve.config import client_key
 from specserve.errors import SpecserveError, Unavailable
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -27,7 +28,7 @@ class Top:
     def __init__(self, url: str, console: Console | None = None) -> None:
         """url is the server's, with or without http:// and a trailing /v1. Raises ConfigError when it is not one."""
         self._url = server_url(url)
-        key = os.environ.get("SPECSERVE_API_KEY")
+        key = client_key(os.environ)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(base_url=self._url, timeout=5, headers=headers)
         self._console = console or Console()

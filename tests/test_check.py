@@ -84,6 +84,12 @@ def test_a_missing_model_is_told_once_and_never_under_the_other_role(folders) ->
     assert found.startswith("✗ draft ")
 
 
+def test_a_speculator_that_cannot_use_the_draft_is_a_problem(folders) -> None:
+    """What `serve` would refuse after loading the model, `check` refuses, too."""
+    (problem,) = problems(config_of(folders, speculator="eagle"))
+    assert "holds no draft head; use small_model" in problem
+
+
 @pytest.mark.parametrize("depth", [0, 4])
 def test_an_unknown_speculator_is_told_once(folders, depth) -> None:
     """At depth 0 too, where the server would refuse it as well."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specserve.config import Config, keyed, override, parse, setting_names, unkeyed
+from specserve.config import Config, client_key, keyed, override, parse, setting_names, unkeyed
 from specserve.errors import ConfigError
 
 README = Path(__file__).parents[1] / "README.md"
@@ -99,6 +99,8 @@ def test_keys_come_from_the_environment_too() -> None:
     assert found.admin_key.get_secret_value() == "admin-key"
     with pytest.raises(ConfigError, match="8 ASCII characters"):
         keyed(config, {"SPECSERVE_API_KEY": "short"})
+    assert client_key({"SPECSERVE_API_KEY": "first-key, other-key"}) == "first-key"
+    assert client_key({}) is client_key({"SPECSERVE_API_KEY": ""}) is None
     assert (unkeyed(config).server.api_keys, unkeyed(config).server.admin_key) == ((), None)
 
 

@@ -54,7 +54,10 @@ class Keys:
         elif admin is not None or not self._clients:
             return
         if client is None:
-            raise NotAuthenticated("no API key that this server knows; send it as Authorization: Bearer KEY")
+            raise NotAuthenticated(
+                "no API key that this server knows; "
+                "send it as `Authorization: Bearer KEY` (`specserve chat --api-key KEY`)"
+            )
 
 
 class Admission:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -79,11 +79,14 @@ def as_specserve(error: Exception) -> SpecserveError:
     return unforeseen
 
 
+_REASONS: Final = {"extra_forbidden": "there is no such field", "too_short": "must not be empty"}
+
+
 def field_error(error: ValidationError) -> InvalidField:
     """The first wrong field of a body; what the client sent is not echoed."""
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part) for part in problem["loc"]) or None
-    reason = problem["msg"].removeprefix("Value error, ")
+    reason = _REASONS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     return InvalidField(f"{place or 'the body'}: {reason}", param=place)
 
 

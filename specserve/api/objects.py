@@ -125,6 +125,7 @@ def _speculation(head: Head, request: Request, stats: RequestStats) -> dict[str,
         return None
     steps = sum(stats.histogram)
     rule = head.rule if request.rule is None else request.rule
+    own = "prediction" if request.prediction else head.card.speculator
     return {
         "mean_acceptance_length": round(1 + stats.kept_tokens / steps, 4) if steps else None,
         "draft_acceptance_rate": round(stats.kept_tokens / stats.drafted_tokens, 4) if stats.drafted_tokens else None,
@@ -135,7 +136,7 @@ def _speculation(head: Head, request: Request, stats: RequestStats) -> dict[str,
         "num_spec_tokens": longest,
         "rule": rule,
         "lossless": head.card.rules.get(rule),
-        "source": head.card.speculator if request.source is None else request.source,
+        "source": own if request.source is None else request.source,
     }
 
 

@@ -76,7 +76,8 @@ def _check_possible(body: Generation, card: ModelCard) -> None:
 def _rule(rule: str | None, card: ModelCard) -> RuleName | None:
     if rule is not None and rule not in card.rules:
         raise InvalidField(
-            f"speculation.rule: no such rule here; there are {', '.join(sorted(card.rules))}", param="speculation.rule"
+            f"speculation.rule: no {rule!r} here (trees leave some out); there are {', '.join(sorted(card.rules))}",
+            param="speculation.rule",
         )
     return rule
 

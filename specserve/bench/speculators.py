@@ -32,7 +32,8 @@ class Options:
         if unknown := set(self.kinds) - set(PROMPTS):
             raise ConfigError(f"no prompts of kind {sorted(unknown)}; there are: {', '.join(PROMPTS)}")
         if unknown := set(self.speculators) - set(folders.names_in("drafting")):
-            raise ConfigError(f"no speculator called {sorted(unknown)}; there are: {folders.names_in('drafting')}")
+            known = ", ".join(folders.names_in("drafting"))
+            raise ConfigError(f"no speculator called {', '.join(sorted(unknown))}; there are: {known}")
         if not self.temperatures or min(self.temperatures) < 0 or min(self.depth, self.prompts) < 1:
             raise ConfigError("--temperature takes numbers from 0, --depth and --prompts numbers from 1")
         if self.max_tokens < 2:

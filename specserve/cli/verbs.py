@@ -20,8 +20,7 @@ def add(places: Places) -> None:
     """Add each verb with its arguments."""
     serve = places.add_parser("serve", help="start a pipeline on Ray with an OpenAI-compatible HTTP endpoint in front")
     config_arguments(serve)
-    serve.add_argument("--host", help="address to listen on (server.host)")
-    serve.add_argument("--port", type=int, help="port to listen on (server.port); 0 picks a free one")
+    _add_address(serve)
     serve.add_argument("--ray-address", help="use this Ray cluster instead of a local one, e.g. auto")
     serve.set_defaults(verb=_serve)
 
@@ -29,6 +28,7 @@ def add(places: Places) -> None:
 
     check = places.add_parser("check", help="say what will run where, and what cannot")
     config_arguments(check)
+    _add_address(check)
     check.set_defaults(verb=_check)
 
     top = places.add_parser("top", help="watch a running server in the terminal: workers, slots, acceptance, pace")
@@ -39,6 +39,11 @@ def add(places: Places) -> None:
     boards = places.add_parser("dashboards", help="write the Grafana boards, alert rules and Prometheus files anew")
     boards.add_argument("--out", type=Path, default=Path(), help="folder to write below; default: the current one")
     boards.set_defaults(verb=_dashboards)
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="address to listen on (server.host)")
+    parser.add_argument("--port", type=int, help="port to listen on (server.port); 0 picks a free one")
 
 
 def _add_chat(places: Places) -> None:
@@ -68,7 +73,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 
     chat = Chat(
         arguments.url,
-        api_key=arguments.api_key or os.environ.get("SPECSERVE_API_KEY"),
+        api_key=arguments.api_key or configs.client_key(os.environ),
         model=arguments.model,
         system=arguments.system,
         temperature=arguments.temperature,

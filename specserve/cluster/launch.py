@@ -47,12 +47,12 @@ def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> No
 def _serve(config: Config, stopping: threading.Event, ray_address: str | None, out: TextIO) -> None:
     # Ray replaces signal handlers when it starts, so ours go in once more behind it.
     with (
-        _ray(ray_address, config),
+        _ray(ray_address, config) as logs,
         _signals(stopping),
         deployed(config, stopping, _Display(), own_ray=ray_address is None) as up,
     ):
         if up:
-            _banner(config, out)
+            _banner(config, logs, out)
             _tell_workers()
             _warn(config)
             _warn_of_open_ray(ray_address, os.environ)
@@ -87,24 +87,24 @@ def with_port(config: Config) -> Config:
     return config
 
 
-def _ray(address: str | None, config: Config) -> contextlib.AbstractContextManager[None]:
+def _ray(address: str | None, config: Config) -> contextlib.AbstractContextManager[Path | None]:
     return _own_ray(config) if address is None else _existing_ray(address)
 
 
-def _own_ray(config: Config) -> contextlib.AbstractContextManager[None]:
+def _own_ray(config: Config) -> contextlib.AbstractContextManager[Path]:
     cluster = config.cluster
     most = cluster.max_pipelines or cluster.pipelines + cluster.spare_pipelines
     return local_ray(cluster.max_ingress_replicas or cluster.ingress_replicas, most, config.worker_processes)
 
 
 @contextlib.contextmanager
-def _existing_ray(address: str) -> Iterator[None]:
+def _existing_ray(address: str) -> Iterator[Path | None]:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace=APP_NAME)
     except Exception as error:  # Ray raises many kinds here; to the user it is one thing
         raise ConfigError(f"cannot reach Ray at {address}: {error}") from None
     try:
-        yield
+        yield None
     finally:
         ray.shutdown()
 
@@ -294,7 +294,12 @@ def _own_stdout() -> Iterator[TextIO]:
         yield sys.__stdout__ or nowhere
 
 
-def _banner(config: Config, out: TextIO) -> None:
+def _trees(config: Config) -> str:
+    return "" if config.engine.tree_shape is None else f", trees of {config.engine.tree}"
+
+
+def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
+    """logs is the folder of the processes' logs, where they are this command's own."""
     host, port = config.server.host, config.server.port
     shown = f"[{host}]" if ":" in host else host
     shown = "127.0.0.1" if host == "0.0.0.0" else shown
@@ -302,8 +307,9 @@ def _banner(config: Config, out: TextIO) -> None:
     body = json.dumps(asked, ensure_ascii=False)
     for line in (
         f"specserve serves {config.served_name} on http://{shown}:{port}/v1  (stop with Ctrl-C)",
-        f"drafts: {config.draft.speculator}, depth {config.engine.depth}, rule {config.engine.rule}",
+        f"drafts: {config.draft.speculator}, depth {config.engine.depth}{_trees(config)}, rule {config.engine.rule}",
         f"curl http://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        *([] if logs is None else [f"logs, while it runs: {logs}"]),
     ):
         print(line, file=out, flush=True)
 

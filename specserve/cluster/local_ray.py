@@ -48,8 +48,11 @@ def logical_cpus(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> in
 
 
 @contextlib.contextmanager
-def local_ray(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> Iterator[None]:
-    """Start Ray with room for so many, as `logical_cpus` counts, and see that every process and file of it ends."""
+def local_ray(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> Iterator[Path]:
+    """Start Ray with room for so many, as `logical_cpus` counts, and see that every process and file of it ends.
+
+    Yields the folder of its processes' logs, which goes with the others.
+    """
     remove_orphans()
     folder = _own_folder()
     before = processes.descendants()
@@ -60,8 +63,8 @@ def local_ray(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> Itera
     try:
         with _environment(variables):
             try:
-                _start(_below(folder, "r"), logical_cpus(ingresses, pipelines, workers))
-                yield
+                _start(own := _below(folder, "r"), logical_cpus(ingresses, pipelines, workers))
+                yield Path(own, "session_latest", "logs")
             finally:
                 started = processes.descendants() - before
                 ray.shutdown()
@@ -147,7 +150,8 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"server.port {port} on {host} cannot be used: {error.strerror}; choose another server.port"
+                f"server.port {port} on {host} cannot be used: {error.strerror}; "
+                f"choose another with --port (make serve ARGS='--port 8001') or server.port, 0 for any that is free"
             ) from None
 
 

@@ -8,7 +8,7 @@ So the draft goes on from verdicts only (R = 0).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -28,11 +28,16 @@ KIND: Final[Kind] = "model"
 
 def build(config: DraftConfig, backend: Backend, vocab_size: int) -> Eagle:
     """A speculator on a loaded head. Raises ConfigError for a model of another kind."""
-    if not isinstance(backend, DraftHead):
+    check_model(config, is_head=isinstance(backend, DraftHead))
+    return Eagle(cast(DraftHead, backend), vocab_size)
+
+
+def check_model(config: DraftConfig, *, is_head: bool) -> None:
+    """Raise ConfigError unless the draft model is a head."""
+    if not is_head:
         raise ConfigError(
             f"draft.speculator is eagle, but {config.model.source!r} holds no draft head; use small_model for it"
         )
-    return Eagle(backend, vocab_size)
 
 
 def layers_read(config: Config) -> tuple[int, ...]:

@@ -27,9 +27,14 @@ KIND: Final[Kind] = "model"
 
 def build(config: DraftConfig, backend: Backend, vocab_size: int) -> SmallModel:
     """A speculator on a loaded model; what it ships is configured at the workspace. Raises ConfigError for a head."""
-    if isinstance(backend, DraftHead):
-        raise ConfigError(f"{config.model.source!r} holds a draft head; set draft.speculator to eagle")
+    check_model(config, is_head=isinstance(backend, DraftHead))
     return SmallModel(backend, vocab_size)
+
+
+def check_model(config: DraftConfig, *, is_head: bool) -> None:
+    """Raise ConfigError where the draft model is a head."""
+    if is_head:
+        raise ConfigError(f"{config.model.source!r} holds a draft head; set draft.speculator to eagle")
 
 
 class SmallModel:

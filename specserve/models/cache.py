@@ -15,6 +15,7 @@ from filelock import FileLock
 from specserve.errors import ConfigError
 
 LOCK_WAIT_S = 600.0
+HASHED_BYTES = 512 * 2**20
 
 
 def root() -> Path:
@@ -29,9 +30,15 @@ def key_of(*parts: object) -> str:
 
 
 def file_identity(path: Path) -> str:
-    """Changes when the file is replaced, edited or moved: its path, size and modification time."""
+    """Changes when the file's content does, so that another copy of it (a new clone, a new venv) finds what is cached.
+
+    Files above HASHED_BYTES would take long to read: they are known by path, size and modification time.
+    """
     stat = path.stat()
-    return key_of(path.resolve(), stat.st_size, stat.st_mtime_ns)
+    if stat.st_size > HASHED_BYTES:
+        return key_of(path.resolve(), stat.st_size, stat.st_mtime_ns)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def built_once(name: str, build: Callable[[Path], None]) -> Path:

@@ -318,3 +318,17 @@ def test_errors_do_not_echo_what_was_sent(endpoint: str) -> None:
         if response.status_code != 200:  # the other endpoint's field is unknown here, and so ignored
             assert_refused(response)
             assert "SECRET" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"speculation": {"foo": 1}}, "speculation.foo: there is no such field"),
+        ({"messages": []}, "messages: must not be empty"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_in_words_of_its_own(fields: dict[str, object], told: str) -> None:
+    """Not in those of the library that validates."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]} | fields
+    reply = call(app_of(ScriptedEngine(said("x"))), "POST", "/v1/chat/completions", json=body)
+    assert assert_refused(reply)["message"] == told

@@ -100,3 +100,5 @@ def test_the_answer_names_rule_and_source_and_whether_it_is_lossless() -> None:
     ]:
         found = chat(app_of(engine), speculation=wish).json()["metrics"]["speculative_decoding"]
         assert (found["rule"], found["lossless"], found["source"]) == expected
+    predicted = chat(app_of(engine), prediction=PREDICTION).json()["metrics"]["speculative_decoding"]
+    assert predicted["source"] == "prediction"

@@ -126,10 +126,11 @@ def test_told_to_stop_before_serve_nothing_is_deployed(config):
 def test_the_banner_is_a_request_with_an_end(config):
     """The printed body is JSON that asks for a bounded answer."""
     out = io.StringIO()
-    launch._banner(config, out)
+    launch._banner(config, Path("/somewhere/logs"), out)
     body = json.loads(out.getvalue().splitlines()[2].partition("-d '")[2].removesuffix("'"))
     assert body["max_tokens"] == 100
     assert body["model"] == "tiny"
+    assert out.getvalue().endswith("logs, while it runs: /somewhere/logs\n")
 
 
 def test_a_server_that_is_open_to_others_says_so(config, capfd):

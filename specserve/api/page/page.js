@@ -185,7 +185,7 @@ async function answer(place, label, speculate, messages) {
       count += 1; tokens += round.texts.length; drafted += round.drafted; kept += round.kept;
       draw(round, count, text, rounds);
       const seconds = (performance.now() - began) / 1000, decode = (performance.now() - first) / 1000;
-      const pace = tokens > 1 && decode > 0 ? ` · ${((tokens - 1) / decode).toFixed(1)} tokens/s` : "";
+      const pace = tokens > 1 && decode > 0 ? ` · ${((tokens - 1) / decode).toFixed(1)} tokens/s after the first` : "";
       numbers.textContent = `${label} · ${tokens} tokens in ${count} rounds · ${seconds.toFixed(1)} s${pace}` +
         (drafted ? ` · ${share(kept / drafted)} of ${drafted} drafts kept · ${(tokens / count).toFixed(2)} tokens a round` : "");
     }
