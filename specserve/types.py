@@ -308,7 +308,7 @@ class RoundStats:
     correction, bonus and plain count the tokens that the target chose itself: after a refused draft, after a whole
     kept chain, and without any draft.
     gaps holds, for each row that got tokens and had some before, (seconds since those, new tokens). fallbacks counts
-    decode rows without a draft by reason.
+    decode rows without a draft by reason. recomputed_tokens counts fed positions that the target had before, and lost.
     """
 
     rows: int
@@ -326,6 +326,7 @@ class RoundStats:
     gaps: tuple[tuple[float, int], ...] = ()
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     ahead: AheadStats = AheadStats()
+    recomputed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class Verdicts:
             rows=len(sent.rows),
             positions=len(sent.feeds) + len(sent.chains),
             prefill_tokens=len(sent.feeds) - int(sent.due.sum()),
+            recomputed_tokens=sum([entry.again for entry in self.round.rows]),
             wall_s=self.now_s - self.round.began_s,
             draft_busy_s=self.draft_busy_s,
             forward_s=self.verdict.forward_s,

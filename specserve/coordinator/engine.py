@@ -477,7 +477,7 @@ class Engine:
         for entry in current.rows:
             state = entry.state
             if state.row in covered and state.stage is Stage.RUNNING and state.epoch == entry.epoch:
-                state.target_cached = covered[state.row]
+                state.lose_target(covered[state.row])
                 if any(self._blocks.count(block) > 1 for block in state.target_table):  # others read these
                     state.target_cached = 0
                     self._blocks.clear(state.target_table)
@@ -523,7 +523,7 @@ class Engine:
         """The scheduler took this request's place away: void its caches; its committed tokens refill it later."""
         state.epoch += 1
         self._blocks.remember(state.target_table, state.keys, state.target_cached)
-        state.target_cached = 0
+        state.lose_target()
         self._release_target(state)
         self._drafts.forget(state)
         self._own_drafts.forget(state)
@@ -633,7 +633,7 @@ class Engine:
         self._planned = None
         self._blocks.void()
         for state in self._states.values():
-            state.target_cached = 0
+            state.lose_target()
             state.target_opened = None
             self._blocks.clear(state.target_table)
 

@@ -139,6 +139,13 @@ BOARD = Board(
                     "Requests that lost their place or their state and were fed anew.",
                 ),
                 Panel(
+                    "Computed again",
+                    "lines",
+                    "tokens/s",
+                    (Query(summed("recomputed_tokens_total"), "by the target"),),
+                    "What losses and preemptions cost: positions that the target had had, and computed once more.",
+                ),
+                Panel(
                     "Emulated steps",
                     "stacked",
                     "per second",

@@ -88,6 +88,7 @@ class EngineMetrics:
         tokens = sum(emitted.values())
         add("specserve_generation_tokens_total", tokens)
         add("specserve_prefill_tokens_total", stats.prefill_tokens)
+        add("specserve_recomputed_tokens_total", stats.recomputed_tokens)
         self._drafts(stats, accepted)
         self._observe("specserve_round_seconds", stats.wall_s)
         self._observe("specserve_verify_batch_tokens", stats.positions)

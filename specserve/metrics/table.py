@@ -139,6 +139,7 @@ ENGINE_METRICS = (
     _gauge("rule_lossless", "Rules that requests may ask for: 1 lossless, 0 lossy.", rule=()),
     # the pipeline
     _counter("prefill_tokens", "Prompt positions that the target filled; refills after a loss count again."),
+    _counter("recomputed_tokens", "Positions that the target computed again: it had them before, and lost them."),
     _histogram("round_seconds", _STEP_S, "Wall time of a round."),
     _histogram("draft_step_seconds", _STEP_S, "Computing time of one plan of the draft worker."),
     _histogram("verify_step_seconds", _STEP_S, "Computing time of one round of the target."),
