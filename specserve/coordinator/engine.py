@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from specserve.config import Config
 from specserve.coordinator.activity import Activity
@@ -38,6 +39,7 @@ from specserve.coordinator.requests import RequestState, Stage, admitted
 from specserve.coordinator.rounds import Round, checked_rows
 from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
+from specserve.coordinator.slot_waits import SlotWaits
 from specserve.coordinator.slots import SlotPool
 from specserve.coordinator.traces import RequestTraces
 from specserve.coordinator.verifier_link import VerifierLink
@@ -195,6 +197,7 @@ class Engine:
         """The client is gone: end the request and release what it holds. Unknown ids are ignored."""
         state = self._states.get(request_id)
         if state is not None:
+            self._metrics.cancelled(state.place)
             self._end(state, "abort")
 
     def cancel_owner(self, owner: str) -> None:
@@ -396,7 +399,12 @@ class Engine:
         missed = "no_draft" if self._speculating else "draft_down"
         missed = "draft_slow" if late else missed
         plain = [entry.state for entry in checked if entry.due and not entry.chain.tokens]
-        return Counter(missed if self._depth_of(state) else "request" for state in plain)
+        return Counter(missed if self._depth_of(state) else self._unwanted(state) for state in plain)
+
+    def _unwanted(self, state: RequestState) -> Literal["request", "load"]:
+        """Why the depth is 0: the request wants no drafts or has no room for one, or the policy sees no gain."""
+        adaptive = isinstance(self._policy, AdaptiveDepth)
+        return "load" if adaptive and self._policy.wanted(state) and state.tokens_left > 1 else "request"
 
     def _close_round(self, current: Round) -> None:
         """Drop the batch's own references; release requests that ended while it was computed."""
@@ -594,7 +602,9 @@ class Engine:
         turns = takes_turns(self._config, self._target, info)
         timing = DraftTiming.WAITED if turns else DraftTiming.AHEAD
         self._policy = policy_of(self._config, timing, self._target.context_length, info.context_length)
-        link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics, self.activity)
+        slot_waits = SlotWaits(self._metrics, self._clock)
+        shared = (self._slots, self._policy, self._metrics, self.activity, slot_waits)
+        link = WorkerLink(self._config, info, channel, life, *shared)
         serial = HiddenDrafts if info.reads_hidden else SerialDrafts
         self._drafts = serial(link) if turns else AheadDrafts(link)
         self._scheduler.spare_blocks = int(info.reads_hidden)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
+from typing import Literal
 
 from specserve.coordinator.block_keys import BlockKeys
 from specserve.coordinator.blocks import empty_table
@@ -104,6 +105,13 @@ class RequestState:
     def decoding(self) -> bool:
         """Everything but the newest token is cached: the next row is a decode row."""
         return self.target_cached == len(self.tokens) - 1
+
+    @property
+    def place(self) -> Literal["queued", "prefill", "decode"]:
+        """How far it is: waiting for a place, without a token of its answer, or within it."""
+        if self.generated:
+            return "decode"
+        return "queued" if self.stage is Stage.WAITING else "prefill"
 
     def lose_target(self, covered: int = 0) -> None:
         """The target has no more than the first `covered` positions left."""

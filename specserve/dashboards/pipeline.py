@@ -109,6 +109,20 @@ BOARD = Board(
                     ),
                     "Near 1, plans shrink.",
                 ),
+                Panel(
+                    "Waits for slots",
+                    "lines",
+                    "count",
+                    (Query(summed("slot_wait_seconds_sum"), "requests without slots"),),
+                    "Requests that go without drafts because no slot is free, on average: time waited per second.",
+                ),
+                Panel(
+                    "Ended waits for slots",
+                    "heatmap",
+                    "seconds",
+                    (Query(f"sum by (le) ({rate('slot_wait_seconds_bucket')})", "{{le}}"),),
+                    "How long requests went without slots. Long ones: engine.slots is too small for this load.",
+                ),
             ),
         ),
         Row(

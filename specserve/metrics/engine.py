@@ -7,6 +7,8 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -60,11 +62,12 @@ class EngineMetrics:
 
     def configured(self, config: Config, version: str) -> None:
         """Say what runs here."""
-        self._set("specserve_build_info", 1, version, platform.python_version())
+        self._set("specserve_build_info", 1, version, platform.python_version(), _version_of("ray"))
         draft = config.draft.model.source if config.draft.speculator == "small_model" else ""
         names = (config.target.source, draft, config.draft.speculator, config.engine.rule)
-        self._set("specserve_config_info", 1, *names, config.cluster.transport, str(config.engine.depth))
         engine = config.engine
+        planned = (config.cluster.transport, str(engine.depth), engine.depth_policy)
+        self._set("specserve_config_info", 1, *names, *planned)
         self._about.update(
             version=version, speculator=config.draft.speculator, rule=engine.rule, depth=engine.depth, rules=[]
         )
@@ -163,6 +166,7 @@ class EngineMetrics:
         """Count a request that ended. One that never yielded a token leaves the latencies alone."""
         self._board.listed("specserve_request_success_total", reason).inc()
         self._add("specserve_prompt_tokens_total", stats.prompt_tokens)
+        self._add("specserve_prompt_tokens_cached_total", stats.cached_tokens)
         if stats.generated_tokens == 0:
             return
         decode_s = stats.total_s - stats.first_token_s
@@ -193,6 +197,10 @@ class EngineMetrics:
     def rejected(self, reason: str) -> None:
         """Count a request that was not admitted, under the `code` of its error."""
         self._board.listed("specserve_requests_rejected_total", reason).inc()
+
+    def cancelled(self, stage: str) -> None:
+        """Count a request that was given up, by where it was: queued, prefill or decode."""
+        self._add("specserve_requests_cancelled_total", 1, stage)
 
     def resumed(self) -> None:
         """Count a request that came again."""
@@ -263,6 +271,10 @@ class EngineMetrics:
         """A worker did not compute for a while."""
         self._add("specserve_worker_wait_seconds_total", seconds, role, reason)
 
+    def waited_for_slots(self, seconds: float) -> None:
+        """A request has draft slots again, after so long without any."""
+        self._observe("specserve_slot_wait_seconds", seconds)
+
     def overlapped(self, seconds: float) -> None:
         """Draft and target computed at once for a while."""
         self._add("specserve_overlap_seconds_total", seconds)
@@ -323,6 +335,14 @@ class EngineMetrics:
         series = self._board.series(name, *values)
         for _ in range(times):
             series.observe(value)
+
+
+def _version_of(package: str) -> str:
+    """Of an installed package; empty where it is not."""
+    try:
+        return installed(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def stats_line(moment: Moment, seconds: int, levels: PoolLevels) -> str:

@@ -81,7 +81,11 @@ MEMORY_USES = ("weights", "kv", "logits", "slots", "free")
 """free: what the device had beside the weights before the rest was allocated."""
 SLOT_STATES = ("free", "drafting", "drafted", "verifying")
 SLOS = ("ttft", "tpot", "e2e", "all")
-FALLBACKS = ("draft_down", "draft_slow", "no_draft", "request")
+FALLBACKS = ("draft_down", "draft_slow", "no_draft", "load", "request")
+"""load: the depth policy saw no gain in drafting; request: it wanted no drafts, or had no room for any."""
+CANCELLED_AT = ("queued", "prefill", "decode")
+GONE_AT = ("body", "waiting", "answer")
+"""body: it had not sent all of it; waiting: no token had come from the engine; answer: some had."""
 MESSAGE_KINDS = (
     *("open", "close", "plan", "push", "planahead", "pushahead", "verify", "verdict"),
     *("submit", "cancel", "deltas", "reconnect", "beat", OTHER),
@@ -93,14 +97,22 @@ _DROPPED = (
     *("old_life", "protocol", "draft_wait", OTHER),
 )
 _REJECTED = ("queue_full", "unavailable", "invalid_request", "invalid_value", "context_length_exceeded", OTHER)
+_HTTP_REJECTED = (
+    *("invalid_request", "invalid_value", "unsupported_parameter", "context_length_exceeded", "model_not_found"),
+    *("route_not_found", "method_not_allowed", "invalid_api_key", "permission_denied", "body_too_large"),
+    *("headers_too_large", "unsupported_media_type", "deadline_exceeded", "queue_full", "rate_limit_exceeded"),
+    *("unavailable", OTHER),
+)
 _FINISHED = ("stop", "length", "abort", "error", OTHER)
 
 ENGINE_METRICS = (
     # what clients feel
     _counter("prompt_tokens", "Prompt tokens of requests that ended."),
+    _counter("prompt_tokens_cached", "Prompt tokens of these that were in the prefix cache when they first began."),
     _counter("generation_tokens", "Tokens committed to answers."),
     _counter("request_success", "Requests that ended, by how.", finished_reason=_FINISHED),
     _counter("requests_rejected", "Requests that were not admitted.", reason=_REJECTED),
+    _counter("requests_cancelled", "Requests given up by who asked for them, by where they were.", stage=CANCELLED_AT),
     _counter("requests_resumed", "Requests that went on after their coordinator, or the way to it, was lost."),
     _counter("request_slo", "Ended requests by whether they met what was promised.", slo=SLOS, met=("true", "false")),
     _gauge("num_requests_running", "Requests that take part in rounds."),
@@ -163,6 +175,7 @@ ENGINE_METRICS = (
     _counter("overlap_seconds", "Time that draft and target computed at once."),
     _gauge("slots", "Draft slots: free, leased to a plan, holding a draft, or under verification.", state=SLOT_STATES),
     _gauge("slots_capacity", "Draft slots in all."),
+    _histogram("slot_wait_seconds", _REQUEST_S, "Time that a request went without drafts because no slot was free."),
     _gauge("worker_up", "1 while the worker answers.", role=ROLES),
     _counter("worker_restarts", "Workers that came back after a loss.", role=ROLES),
     _gauge("model_load_seconds", "Time that loading took.", role=ROLES),
@@ -185,7 +198,7 @@ ENGINE_METRICS = (
     _counter("serialization_seconds", "Time that the coordinator spent packing and unpacking.", link=LINKS),
     _histogram("network_transfer_seconds", _WIRE_S, "A worker's round trip less its computing.", role=ROLES),
     # what this is
-    _gauge("build_info", "1, with the versions that run.", version=(), python=()),
+    _gauge("build_info", "1, with the versions that run.", version=(), python=(), ray=()),
     _gauge(
         "config_info",
         "1, with what is configured.",
@@ -195,6 +208,7 @@ ENGINE_METRICS = (
         rule=(),
         transport=(),
         depth=(),
+        depth_policy=(),
     ),
 )
 
@@ -212,7 +226,12 @@ HTTP_METRICS = (
         code=(),
     ),
     _gauge("http_inflight_requests", "HTTP requests being answered."),
-    _counter("client_disconnects", "Clients that went away before the end."),
+    _counter(
+        "http_requests_rejected",
+        "HTTP requests that were refused before their answer began, by the code of the error, whoever refused them.",
+        reason=_HTTP_REJECTED,
+    ),
+    _counter("client_disconnects", "Clients that went away before the end, by how far they were.", stage=GONE_AT),
     _counter("stream_errors", "Streams that ended in an error event."),
     _counter("unknown_params", "Request fields that were ignored because nobody here knows them.", param=KNOWN_PARAMS),
 )

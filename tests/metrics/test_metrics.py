@@ -184,10 +184,11 @@ def test_emitted_kinds_sum_to_the_generated_tokens() -> None:
 def test_an_ended_request_is_counted() -> None:
     """Latencies are observed once; the time per token leaves the first token out."""
     engine = EngineMetrics("m")
-    engine.ended("stop", STATS)
+    engine.ended("stop", replace(STATS, cached_tokens=4))
     values = samples(engine.render())
     assert values["specserve_request_success_total{finished_reason=stop}"] == 1
     assert values["specserve_prompt_tokens_total"] == 10
+    assert values["specserve_prompt_tokens_cached_total"] == 4
     assert values["specserve_request_time_per_output_token_seconds_sum"] == pytest.approx(0.5)
     assert values["specserve_time_to_first_token_seconds_sum"] == pytest.approx(0.5)
 
@@ -223,12 +224,14 @@ def test_no_label_carries_what_a_client_sent() -> None:
     engine.dropped("SECRET")
     engine.ended("SECRET", STATS)
     http.unknown_params(["SECRET"])
+    http.rejected("SECRET")
     http.started()
     http.ended("/SECRET", "SECRET", 404)
     text = engine.render() + http.render()
     assert "SECRET" not in text
     values = samples(text)
     assert values["specserve_unknown_params_total{param=other}"] == 1
+    assert values["specserve_http_requests_rejected_total{reason=other}"] == 1
     assert values["specserve_http_requests_total{code=404,method=other,route=other}"] == 1
     assert values["specserve_http_inflight_requests"] == 0
 
