@@ -22,6 +22,8 @@ def add(places: Places) -> None:
     config_arguments(serve)
     serve.add_argument("--host", help="address to listen on (server.host)")
     serve.add_argument("--port", type=int, help="port to listen on (server.port); 0 picks a free one")
+    serve.add_argument("--ssl-certfile", help="PEM certificate chain; speaks HTTPS only (server.ssl_certfile)")
+    serve.add_argument("--ssl-keyfile", help="private key of the certificate (server.ssl_keyfile)")
     serve.add_argument("--ray-address", help="use this Ray cluster instead of a local one, e.g. auto")
     serve.set_defaults(verb=_serve)
 
