@@ -34,6 +34,9 @@ Role = Literal["draft", "target"]
 
 ROLES: tuple[Role, ...] = ("draft", "target")
 
+LostBy = Literal["lost", "hung", "protocol", "channel", "replaced"]
+"""Why a worker is given up: gone or silent, stuck in a batch, said what it may not, cannot be told, has a successor."""
+
 RuleName = str
 """The name of a file in `verification/` that holds a rule."""
 

@@ -65,6 +65,7 @@ from specserve.types import (
     Failure,
     FinishReason,
     Health,
+    LostBy,
     PoolLevels,
     Request,
     RequestStats,
@@ -239,7 +240,7 @@ class Engine:
             self._metrics.dropped("old_life")
             return
         if isinstance(item, PeerLost):
-            self._lose(item.peer)
+            self._lose(item.peer, "lost")
             return
         try:
             if item.peer == "target":
@@ -249,7 +250,7 @@ class Engine:
         except ProtocolError:
             # A worker that breaks the protocol cannot be trusted with the round: treat it as lost, nobody waits.
             self._metrics.dropped("protocol")
-            self._lose(item.peer)
+            self._lose(item.peer, "protocol")
 
     def _from_target(self, message: Message) -> None:
         match message:
@@ -307,11 +308,11 @@ class Engine:
         broken = worker is not None and (
             worker.link.broken or self._clock() >= min(worker.overdue_s or math.inf, self._overdue_s("draft"))
         )
-        if broken:
-            self._lose("draft")
+        if broken and worker is not None:
+            self._lose("draft", "channel" if worker.link.broken else "hung")
         if self._verifier.broken or self._clock() >= self._overdue_s("target"):
+            self._lose("target", "channel" if self._verifier.broken else "hung")
             self._verifier.broken = False
-            self._lose("target")
             broken = True
         return broken
 
@@ -588,14 +589,14 @@ class Engine:
         """A worker (re)joins with a new life; what it lacks is fed in the following rounds."""
         if role == "target":
             if self._verifier.up:
-                self._lose("target")
+                self._lose("target", "replaced")
             check_limits(self._config, info, None)
             self._blocks.resize(info.blocks)  # how much memory was free may have changed
             self._verifier.join(channel, life)
             self.activity.joined("target")
             self._metrics.joined("target", info)
         else:
-            self._lose("draft")
+            self._lose("draft", "replaced")
             self._attach_draft(channel, life, info)
 
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
@@ -619,24 +620,24 @@ class Engine:
         self._scheduler.lookahead = self._config.depth
         self._speculating = self._expects_drafts = True
 
-    def _lose(self, peer: str) -> None:
+    def _lose(self, peer: str, why: LostBy) -> None:
         if peer == "target":
-            self._lose_verifier()
+            self._lose_verifier(why)
         elif self._worker is not None:
             self._count_cache()
             lost, self._drafts = self._worker, NoDrafts()
             lost.lose(list(self._states.values()))
             self._speculating = False
             self.activity.left("draft")
-            self._metrics.worker("draft", False)
+            self._metrics.lost("draft", why)
 
-    def _lose_verifier(self) -> None:
+    def _lose_verifier(self, why: LostBy) -> None:
         """Its KV is void: every request waits, bounded, and is refilled from its committed tokens."""
         if not self._verifier.up:
             return
         self._verifier.lose(self._clock())
         self.activity.left("target")
-        self._metrics.worker("target", False)
+        self._metrics.lost("target", why)
         if self._round is not None:
             self._close_round(self._round)
             self._drafts.settled(self._clock())

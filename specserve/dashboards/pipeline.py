@@ -132,8 +132,8 @@ BOARD = Board(
                     "Restarts",
                     "lines",
                     "per second",
-                    (Query(summed("worker_restarts_total", by="role"), "{{role}}"),),
-                    "Workers that came back after a loss.",
+                    (Query(summed("worker_restarts_total", by="role, reason"), "{{role}}: {{reason}}"),),
+                    "Workers that came back: gone or silent (lost), stuck in a batch (hung), or of no use any more.",
                 ),
                 Panel(
                     "Dropped messages",

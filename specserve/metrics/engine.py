@@ -16,7 +16,7 @@ from specserve.config import Config, SloConfig
 from specserve.metrics.board import Board, Snapshot
 from specserve.metrics.history import History, Moment
 from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, STEP_RESULTS
-from specserve.types import CacheStats, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
+from specserve.types import CacheStats, LostBy, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class EngineMetrics:
         self._began_s = clock()
         self._about: dict[str, Any] = {"model": model_name}
         self.workers: dict[str, dict[str, Any]] = {}
+        self._lost_by: dict[Role, LostBy] = {}
         for position in range(max_depth):
             self._position(position, 0, 0)
 
@@ -229,10 +230,15 @@ class EngineMetrics:
         self._set("specserve_worker_up", 1 if up else 0, role)
         self.workers.setdefault(role, {})["up"] = up
 
+    def lost(self, role: Role, why: LostBy) -> None:
+        """A worker does not answer any more."""
+        self._lost_by[role] = why
+        self.worker(role, False)
+
     def joined(self, role: Role, info: WorkerInfo) -> None:
         """A worker with a loaded model joined, for the first time or after a loss."""
         if "device" in self.workers.get(role, {}):
-            self._add("specserve_worker_restarts_total", 1, role)
+            self._add("specserve_worker_restarts_total", 1, role, self._lost_by.pop(role, "replaced"))
         self._set("specserve_model_load_seconds", info.load_s, role)
         self._set("specserve_model_weights_bytes", info.weights_bytes, role)
         for use in MEMORY_USES:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
+
+from specserve.types import LostBy
 
 OTHER = "other"
 
@@ -77,6 +79,7 @@ BUSY_PHASES = {"draft": ("draft",), "target": ("forward", "sampling")}
 STEP_RESULTS = ("in_time", "late", "refused")
 WAITS = ("peer", "wire", "coordinator", "idle", "away")
 """peer: the other worker; wire: a message under way; coordinator: its turn; idle: no request; away: no worker."""
+LOST_BY = get_args(LostBy)
 MEMORY_USES = ("weights", "kv", "logits", "slots", "free")
 """free: what the device had beside the weights before the rest was allocated."""
 SLOT_STATES = ("free", "drafting", "drafted", "verifying")
@@ -177,7 +180,7 @@ ENGINE_METRICS = (
     _gauge("slots_capacity", "Draft slots in all."),
     _histogram("slot_wait_seconds", _REQUEST_S, "Time that a request went without drafts because no slot was free."),
     _gauge("worker_up", "1 while the worker answers.", role=ROLES),
-    _counter("worker_restarts", "Workers that came back after a loss.", role=ROLES),
+    _counter("worker_restarts", "Workers that came back, by why they had been lost.", role=ROLES, reason=LOST_BY),
     _gauge("model_load_seconds", "Time that loading took.", role=ROLES),
     _gauge("model_weights_bytes", "Bytes of weights.", role=ROLES),
     # memory and network

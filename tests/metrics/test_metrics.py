@@ -152,10 +152,15 @@ def test_goodput_counts_requests_that_met_everything() -> None:
 def test_a_worker_that_comes_back_is_a_restart() -> None:
     """The first joining is none."""
     engine = EngineMetrics("m")
+    name = "specserve_worker_restarts_total{{reason={},role=draft}}".format
     for up in (0, 1):
         engine.joined("draft", INFO)
-        assert samples(engine.render())["specserve_worker_restarts_total{role=draft}"] == up
+        assert samples(engine.render())[name("replaced")] == up
+    engine.lost("draft", "hung")
+    assert samples(engine.render())["specserve_worker_up{role=draft}"] == 0
+    engine.joined("draft", INFO)
     values = samples(engine.render())
+    assert (values[name("replaced")], values[name("hung")], values[name("lost")]) == (1, 1, 0)
     assert values["specserve_model_weights_bytes{role=draft}"] == INFO.weights_bytes
     assert values["specserve_worker_up{role=draft}"] == 1
 
