@@ -312,6 +312,7 @@ class RoundStats:
     kept chain, and without any draft.
     gaps holds, for each row that got tokens and had some before, (seconds since those, new tokens). fallbacks counts
     decode rows without a draft by reason. recomputed_tokens counts fed positions that the target had before, and lost.
+    sources holds (offered, kept) drafted tokens by the speculator that requests had for their own, None: had none.
     """
 
     rows: int
@@ -330,6 +331,7 @@ class RoundStats:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     ahead: AheadStats = AheadStats()
     recomputed_tokens: int = 0
+    sources: Mapping[str | None, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class RequestState:
     histogram: list[int] = field(default_factory=list)
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the first prompt tokens, until reported
     prompt_scored: int = 1  # nothing precedes the first token
+    guessed_by: str | None = None  # the speculator of its own that made its chain; None: the deployment's, or nobody
     predicted: list[int] = field(default_factory=list)  # what the client's prediction says of this round
     accepted_prediction: int = 0
     rejected_prediction: int = 0

@@ -8,6 +8,7 @@ _DRAFTED = summed("spec_decode_num_draft_tokens_total")
 _ACCEPTED = summed("spec_decode_num_accepted_tokens_total")
 _CHAINS = summed("spec_decode_num_drafts_total")
 _OUTCOMES = "spec_decode_outcomes_total"
+_SOURCES = "spec_decode_source_draft_tokens_total"
 _SETTINGS = "speculator, rule, depth, depth_policy, transport, target, draft"
 
 BOARD = Board(
@@ -86,6 +87,21 @@ BOARD = Board(
                         ),
                     ),
                     "Of the chains that reached a place, the share kept up to there, whatever the lengths.",
+                ),
+                Panel(
+                    "Acceptance by speculator",
+                    "lines",
+                    "ratio",
+                    (
+                        Query(
+                            ratio(
+                                summed(_SOURCES, 'result="kept"', by="source"),
+                                summed(_SOURCES, 'result="offered"', by="source"),
+                            ),
+                            "{{source}}",
+                        ),
+                    ),
+                    "The deployment's own, and those that requests chose; prediction: a text that a client sent along.",
                 ),
                 Panel(
                     "Tokens kept of a chain",

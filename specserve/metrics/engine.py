@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from specserve.config import Config, SloConfig
 from specserve.metrics.board import Board, Snapshot
 from specserve.metrics.history import History, Moment
-from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, STEP_RESULTS
+from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, OTHER, SOURCES, STEP_RESULTS
 from specserve.types import CacheStats, LostBy, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class EngineMetrics:
         self._about: dict[str, Any] = {"model": model_name}
         self.workers: dict[str, dict[str, Any]] = {}
         self._lost_by: dict[Role, LostBy] = {}
+        self._speculator = OTHER
         for position in range(max_depth):
             self._position(position, 0, 0)
 
@@ -66,6 +67,7 @@ class EngineMetrics:
         self._set("specserve_build_info", 1, version, platform.python_version(), _version_of("ray"))
         draft = config.draft.model.source if config.draft.speculator == "small_model" else ""
         names = (config.target.source, draft, config.draft.speculator, config.engine.rule)
+        self._speculator = config.draft.speculator
         engine = config.engine
         planned = (config.cluster.transport, str(engine.depth), engine.depth_policy)
         self._set("specserve_config_info", 1, *names, *planned)
@@ -111,6 +113,11 @@ class EngineMetrics:
             self._position(position, offered, stats.kept_at[position] if position < len(stats.kept_at) else 0)
         for reason, count in stats.fallbacks.items():
             add("specserve_spec_decode_fallback_total", count, reason)
+        for own, counts in stats.sources.items():
+            source = self._speculator if own is None else own
+            for result, count in zip(("offered", "kept"), counts, strict=True):
+                listed = source if source in SOURCES else OTHER
+                add("specserve_spec_decode_source_draft_tokens_total", count, listed, result)
         ahead = stats.ahead
         for result, count in (("hit", ahead.hits), ("miss", ahead.misses), ("none", ahead.unprepared)):
             add("specserve_spec_decode_outcomes_total", count, result)

@@ -86,6 +86,7 @@ SLOT_STATES = ("free", "drafting", "drafted", "verifying")
 SLOS = ("ttft", "tpot", "e2e", "all")
 FALLBACKS = ("draft_down", "draft_slow", "no_draft", "load", "request")
 """load: the depth policy saw no gain in drafting; request: it wanted no drafts, or had no room for any."""
+SOURCES = ("small_model", "eagle", "mtp", "ngram", "suffix", "prediction", OTHER)
 CANCELLED_AT = ("queued", "prefill", "decode")
 GONE_AT = ("body", "waiting", "answer")
 """body: it had not sent all of it; waiting: no token had come from the engine; answer: some had."""
@@ -134,6 +135,12 @@ ENGINE_METRICS = (
     _counter("spec_decode_num_drafts", "Chains offered to the target."),
     _counter("spec_decode_num_draft_tokens", "Drafted tokens offered to the target."),
     _counter("spec_decode_num_accepted_tokens", "Drafted tokens that were kept."),
+    _counter(
+        "spec_decode_source_draft_tokens",
+        "Drafted tokens offered, and of these kept, by the speculator that made them.",
+        source=SOURCES,
+        result=("offered", "kept"),
+    ),
     _counter("spec_decode_num_draft_tokens_per_pos", "Drafted tokens offered, by place in the chain.", position=()),
     _counter("spec_decode_num_accepted_tokens_per_pos", "Drafted tokens kept, by place in the chain.", position=()),
     _counter(

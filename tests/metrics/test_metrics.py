@@ -186,6 +186,17 @@ def test_emitted_kinds_sum_to_the_generated_tokens() -> None:
     assert emitted == values["specserve_generation_tokens_total"] == 30
 
 
+def test_drafts_are_counted_by_who_made_them() -> None:
+    """The deployment's speculator, that of a request, and one by dotted path, whose name is nobody's label."""
+    engine = EngineMetrics("m")
+    engine.configured(Config(), "1")
+    engine.round(replace(ROUND, sources={None: (5, 3), "prediction": (4, 2), "mine.guesser": (2, 1)}))
+    values = samples(engine.render())
+    name = "specserve_spec_decode_source_draft_tokens_total{{result={},source={}}}".format
+    for source, counts in (("small_model", (5, 3)), ("prediction", (4, 2)), ("other", (2, 1)), ("ngram", (0, 0))):
+        assert (values[name("offered", source)], values[name("kept", source)]) == counts
+
+
 def test_an_ended_request_is_counted() -> None:
     """Latencies are observed once; the time per token leaves the first token out."""
     engine = EngineMetrics("m")
