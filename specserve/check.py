@@ -310,9 +310,11 @@ def _placement(config: Config) -> Iterator[Finding]:
 
 
 def _port(config: Config) -> Iterator[Finding]:
+    from specserve.cluster.https import check_certificate
     from specserve.cluster.local_ray import check_port
 
     host, port = config.server.host, config.server.port
     check_port(host, port)
+    check_certificate(config.server)
     warning = "" if host in ("127.0.0.1", "localhost", "::1") else "; reachable from other machines, without a key"
-    yield Finding("port", f"http://{host}:{port}{warning}")
+    yield Finding("port", f"{config.server.scheme}://{host}:{port}{warning}")

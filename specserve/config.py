@@ -262,6 +262,8 @@ class ServerConfig(Section):
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    ssl_certfile: str | None = Field(None, description="PEM certificate chain; with it the endpoint speaks HTTPS only")
+    ssl_keyfile: str | None = Field(None, description="private key of the certificate, without a password")
     api_keys: tuple[SecretStr, ...] = Field(
         (), description="keys of clients; once there is one, every request needs one"
     )
@@ -293,6 +295,17 @@ class ServerConfig(Section):
     def open_to_others(self) -> bool:
         """Other machines may ask, without a key."""
         return self.host not in _LOOPBACK and not self.api_keys
+
+    @property
+    def scheme(self) -> Literal["http", "https"]:
+        """How addresses of this server begin."""
+        return "http" if self.ssl_certfile is None else "https"
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> ServerConfig:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile go together: give both, or none for plain HTTP")
+        return self
 
     @field_validator("api_keys", "admin_key")
     @classmethod
@@ -486,8 +499,9 @@ def client_key(environment: Mapping[str, str]) -> str | None:
 
 
 def unkeyed(config: Config) -> Config:
-    """The configuration without keys, for a server that only its own process asks."""
-    server = config.server.model_copy(update={"api_keys": (), "admin_key": None})
+    """The configuration without keys and certificate, for a server that only its own process asks."""
+    open_one = {"api_keys": (), "admin_key": None, "ssl_certfile": None, "ssl_keyfile": None}
+    server = config.server.model_copy(update=open_one)
     return config.model_copy(update={"server": server})
 
 

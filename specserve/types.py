@@ -34,6 +34,9 @@ Role = Literal["draft", "target"]
 
 ROLES: tuple[Role, ...] = ("draft", "target")
 
+LostBy = Literal["lost", "hung", "protocol", "channel", "replaced"]
+"""Why a worker is given up: gone or silent, stuck in a batch, said what it may not, cannot be told, has a successor."""
+
 RuleName = str
 """The name of a file in `verification/` that holds a rule."""
 
@@ -308,7 +311,8 @@ class RoundStats:
     correction, bonus and plain count the tokens that the target chose itself: after a refused draft, after a whole
     kept chain, and without any draft.
     gaps holds, for each row that got tokens and had some before, (seconds since those, new tokens). fallbacks counts
-    decode rows without a draft by reason.
+    decode rows without a draft by reason. recomputed_tokens counts fed positions that the target had before, and lost.
+    sources holds (offered, kept) drafted tokens by the speculator that requests had for their own, None: had none.
     """
 
     rows: int
@@ -326,6 +330,8 @@ class RoundStats:
     gaps: tuple[tuple[float, int], ...] = ()
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     ahead: AheadStats = AheadStats()
+    recomputed_tokens: int = 0
+    sources: Mapping[str | None, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from specserve.api import convert, page
 from specserve.api.access import Admission, HeaderLimit, Keys, client_of
 from specserve.api.body import parse_object, read_body, taken
 from specserve.api.document import document
-from specserve.api.errors import error_response
+from specserve.api.errors import as_specserve, error_response
 from specserve.api.event_stream import EventStream
 from specserve.api.generate import Job, collect, until_gone
 from specserve.api.jobs import Jobs
@@ -69,7 +69,7 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
         middleware=_layers(config, api.http, tracer),
-        exception_handlers={HTTPException: _refused, RequestValidationError: _refused},
+        exception_handlers={HTTPException: api.refused, RequestValidationError: api.refused},
     )
     app.state.metrics, app.state.tracer = api.http, tracer
     for path, method, handler in api.routes():
@@ -238,7 +238,12 @@ class _Api:
         if body.stream:
             return EventStream(job, self._engine, self._tokenizer, self.http)
         work = collect(job, self._engine, self._tokenizer)
-        return JSONResponse(await until_gone(request.receive, work))
+        return JSONResponse(await until_gone(request.receive, job, work))
+
+    async def refused(self, request: HttpRequest, error: Exception) -> Response:
+        """The answer to what the router itself refuses: paths and methods that are not there."""
+        self.http.rejected(as_specserve(error).code)
+        return error_response(error, request_id_of(request.scope))
 
 
 def _checked(raw: bytes, kind: type[BodyT], strict: bool) -> tuple[BodyT, list[str]]:
@@ -253,10 +258,6 @@ def _checked(raw: bytes, kind: type[BodyT], strict: bool) -> tuple[BodyT, list[s
 
 async def _page(path: str) -> Response:
     return page.answer(path)
-
-
-async def _refused(request: HttpRequest, error: Exception) -> Response:
-    return error_response(error, request_id_of(request.scope))
 
 
 def _model(card: ModelCard) -> dict[str, Any]:

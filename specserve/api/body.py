@@ -32,7 +32,7 @@ async def read_body(request: Request, timeout_s: float) -> bytes:
     except TimeoutError:
         raise DeadlineExceeded(f"the body did not arrive within {timeout_s:g} seconds") from None
     except ClientDisconnect:
-        raise ClientGone from None
+        raise ClientGone("body") from None
 
 
 async def taken(body: bytes, take: Callable[[bytes], T]) -> T:

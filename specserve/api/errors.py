@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -50,7 +50,11 @@ class EngineFailure(SpecserveError):
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody reads an answer any more."""
+    """The client closed its connection, and nobody reads an answer any more; `stage` is how far it was."""
+
+    def __init__(self, stage: Literal["body", "waiting", "answer"]) -> None:
+        super().__init__(stage)
+        self.stage = stage
 
 
 def failure_of(delta: Delta) -> SpecserveError | None:

@@ -41,10 +41,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises ClientGone when the client leaves first."""
-        await until_gone(receive, self._send_all(send, request_id_of(scope)))
+        await until_gone(receive, self._job, self._send_all(send, request_id_of(scope)))
 
     async def _send_all(self, send: Send, request_id: str) -> None:
-        client = _Client(send, self.raw_headers, self._job.deadline)
+        client = _Client(send, self.raw_headers, self._job)
         async with aclosing(self._events()) as source:
             try:
                 async for each in source:
@@ -66,10 +66,11 @@ class EventStream(Response):
 class _Client:
     """The one who reads a stream. Who does not read until the deadline counts as gone."""
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], deadline: float) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], job: Job) -> None:
         self._send_message = send
         self._headers = headers
-        self._until = deadline + _LAST_WORDS_S
+        self._job = job
+        self._until = job.deadline + _LAST_WORDS_S
         self.began = False
 
     async def write(self, body: bytes) -> None:
@@ -89,7 +90,7 @@ class _Client:
             async with asyncio.timeout_at(self._until):
                 await self._send_message(message)
         except OSError:  # how newer ASGI servers say that nobody listens any more; a TimeoutError is one too
-            raise ClientGone from None
+            raise self._job.gone() from None
 
 
 async def with_comments(source: AsyncGenerator[bytes, None], keepalive_s: float) -> AsyncGenerator[bytes, None]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -36,7 +36,8 @@ DONE = b"data: [DONE]\n\n"
 class Job:
     """One HTTP request for text, ready to run: a request per sequence. `deadline` is in the event loop's time.
 
-    A stream that is silent for keepalive_s seconds says so with a comment, 0 never.
+    A stream that is silent for keepalive_s seconds says so with a comment, 0 never. `began` is set when the engine has
+    made the first token of any sequence.
 
     calls is how the answers write tool calls, None where none may.
     """
@@ -53,6 +54,11 @@ class Job:
     token_ids: bool = False
     calls: CallFormat | None = None
     keepalive_s: float = 0.0
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def gone(self) -> ClientGone:
+        """What to raise when the client leaves now."""
+        return ClientGone("answer" if self.began.is_set() else "waiting")
 
     def answers(self, tokenizer: Tokenizer) -> list[Answer]:
         """An answer to be filled for each sequence."""
@@ -93,14 +99,14 @@ async def events(job: Job, engine: EngineClient, tokenizer: Tokenizer) -> AsyncG
     yield b"".join([*map(event, tail), DONE])
 
 
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work; raises ClientGone, with the work cancelled and unwound, when the client disconnects first."""
+async def until_gone(receive: Receive, job: Job, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work for a job. Raises ClientGone, with the work cancelled and unwound, when the client leaves first."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone
+            raise job.gone()
         return task.result()
     finally:
         task.cancel()
@@ -149,6 +155,8 @@ async def _indexed(job: Job, engine: EngineClient, index: int) -> AsyncGenerator
             failure = failure_of(delta)
             if failure is not None:
                 raise failure
+            if delta.tokens:
+                job.began.set()
             yield index, delta
             if delta.finish is not None:
                 return

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specserve import logs
 from specserve.api import page
-from specserve.api.errors import ClientGone, error_response
+from specserve.api.errors import ClientGone, as_specserve, error_response
 from specserve.api.schemas import REQUEST_ID
-from specserve.errors import BodyTooLarge
+from specserve.errors import BodyTooLarge, SpecserveError
 from specserve.metrics import HttpMetrics
 
 _REQUEST_ID = re.compile(REQUEST_ID)
@@ -80,9 +80,9 @@ class Envelope:
         began = time.perf_counter()
         try:
             await self._app(scope, receive, reply.send)
-        except ClientGone:
+        except ClientGone as gone:
             reply.status = CLIENT_GONE
-            self._metrics.disconnected()
+            self._metrics.disconnected(gone.stage)
         except Exception as error:
             await self._answer(error, scope, receive, reply)
         finally:
@@ -90,8 +90,11 @@ class Envelope:
             _tell(scope, reply.status, time.perf_counter() - began)
 
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, reply: _Reply) -> None:
-        response = error_response(error, request_id_of(scope))
         if not reply.started:
+            known = as_specserve(error)
+            if known.status != SpecserveError.status:  # that one was not refused, it failed
+                self._metrics.rejected(known.code)
+            response = error_response(error, request_id_of(scope))
             await response(scope, receive, reply.send)
 
 

@@ -11,18 +11,18 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import Any, Final
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve import config as configs
+from specserve.bench.chaos_report import LONGEST_RECOVERY_S, Fault, Outcome
 from specserve.bench.faults import KINDS, alive, titled
 from specserve.bench.load import quantile
-from specserve.bench.report import Row
-from specserve.bench.watched import Ask, Seen, expectations, keep_asking
+from specserve.bench.watched import Ask, expectations, keep_asking, watch
 from specserve.config import Config
 from specserve.errors import ConfigError
 
@@ -30,12 +30,9 @@ Progress = Callable[[str], None]
 
 ROLES: Final = ("draft", "target", "coordinator", "ingress")
 _REPLACED: Final = frozenset({"kill", "stop"})
-_MAY_FAIL: Final = frozenset({"ingress"})
-"""Streams may end before their time where this is hurt: a socket cannot be moved to another process."""
-
 _POLL_S: Final = 0.05
-_LONGEST_RECOVERY_S: Final = 120.0
 _SETTLE_S: Final = 20.0
+_PLAIN_TOKENS: Final = 16
 INGRESSES: Final = 2
 
 
@@ -65,41 +62,6 @@ class Options:
             raise ConfigError("--clients must be at least 1, and --max-tokens at least 2")
         if min(self.seconds, self.hold_s, self.pause_s) <= 0:
             raise ConfigError("--seconds, --hold and --pause must be above 0")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What was done to whom, and when it began and was over, in seconds of the monotonic clock.
-
-    recovered_s is None where it was not over in two minutes.
-    """
-
-    kind: str
-    role: str
-    began_s: float
-    recovered_s: float | None
-
-
-@dataclass(slots=True)
-class Outcome:
-    """All that was seen. left is what was still held when every stream had ended, by metric."""
-
-    faults: list[Fault] = field(default_factory=list)
-    streams: list[Seen] = field(default_factory=list)
-    wrong: list[Seen] = field(default_factory=list)
-    left: dict[str, float] = field(default_factory=dict)
-    recomputed: float = 0.0
-
-    def note(self, seen: Seen, expected: str) -> None:
-        """A stream ended."""
-        self.streams.append(seen)
-        if seen.wrong(expected):
-            self.wrong.append(seen)
-
-    def during(self, fault: Fault) -> list[Seen]:
-        """The streams of which some part lies between the beginning and the end of a fault."""
-        end_s = fault.began_s + _LONGEST_RECOVERY_S if fault.recovered_s is None else fault.recovered_s
-        return [seen for seen in self.streams if seen.ended_s >= fault.began_s and seen.began_s <= end_s]
 
 
 def measure(options: Options, progress: Progress) -> Outcome:
@@ -142,13 +104,25 @@ async def disturb(url: str, config: Config, options: Options, progress: Progress
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, headers={"connection": "close"}) as client:
         progress("asking for every text undisturbed")
         expected = await expectations(client, asks)
-        before = _refilled(await _metrics(client))
+        progress("asking without drafts")
+        outcome.plain_step_s = await _plain_step_s(client, asks, options.clients)
+        before = recomputed(await _metrics(client))
         progress(f"{options.clients} clients; faults for {options.seconds:g} s")
         faults = _faults(options, outcome, progress)
         await keep_asking(client, asks, options.clients, faults, lambda n, seen: outcome.note(seen, expected[n]))
         outcome.left = await left_over(client)
-        outcome.recomputed = _refilled(await _metrics(client)) - before
+        outcome.recomputed = recomputed(await _metrics(client)) - before
     return outcome
+
+
+async def _plain_step_s(client: httpx.AsyncClient, asks: Sequence[Ask], clients: int) -> float | None:
+    """The median time between two events of as many streams as there will be, none of them with drafts."""
+    plain = [
+        Ask(ask.body | {"max_tokens": _PLAIN_TOKENS, "speculation": ask.body.get("speculation", {}) | {"depth": 0}})
+        for ask in asks
+    ]
+    streams = await asyncio.gather(*(watch(client, plain[number % len(plain)]) for number in range(clients)))
+    return quantile([after - before for seen in streams for before, after in pairwise(seen.at)], 0.5)
 
 
 async def _faults(options: Options, outcome: Outcome, progress: Progress) -> None:
@@ -173,7 +147,7 @@ def _inflict(kind: str, role: str, which: float, hold_s: float) -> Fault:
     pid = pids[int(which * len(pids))]
     began_s = time.monotonic()
     KINDS[kind](pid, hold_s)
-    while time.monotonic() < began_s + _LONGEST_RECOVERY_S:
+    while time.monotonic() < began_s + LONGEST_RECOVERY_S:
         time.sleep(_POLL_S)
         if _well(role, gone=pid if kind in _REPLACED else None):
             return Fault(kind, role, began_s, time.monotonic())
@@ -206,13 +180,9 @@ async def _metrics(client: httpx.AsyncClient) -> str:
     return reply.text
 
 
-def _refilled(exposition: str) -> float:
-    """Prompt positions that the target filled beyond the prompts of requests that ended."""
-    found = {"specserve_prefill_tokens_total": 0.0, "specserve_prompt_tokens_total": 0.0}
-    for name, _, value in _samples(exposition):
-        if name in found:
-            found[name] += value
-    return found["specserve_prefill_tokens_total"] - found["specserve_prompt_tokens_total"]
+def recomputed(exposition: str) -> float:
+    """Positions that targets computed again."""
+    return sum(value for name, _, value in _samples(exposition) if name == "specserve_recomputed_tokens_total")
 
 
 def _samples(exposition: str) -> list[tuple[str, dict[str, str], float]]:
@@ -241,87 +211,3 @@ def held(exposition: str) -> dict[str, float]:
             key = " ".join([name.removeprefix("specserve_"), *labels.values()])
             found[key] = found.get(key, 0.0) + value
     return found
-
-
-def rows(outcome: Outcome) -> list[Row]:
-    """A row for each kind of fault and role.
-
-    streams were open at some time of these faults; failed ended before their time, with word of it or a broken
-    connection. stall is the longest gap between two events of any stream during one fault.
-    """
-    cases = sorted({(fault.role, fault.kind) for fault in outcome.faults})
-    return [_row(role, kind, outcome) for role, kind in cases]
-
-
-def _row(role: str, kind: str, outcome: Outcome) -> Row:
-    faults = [fault for fault in outcome.faults if (fault.role, fault.kind) == (role, kind)]
-    times = [fault.recovered_s - fault.began_s for fault in faults if fault.recovered_s is not None]
-    stalls = [_stall_s(fault, outcome) for fault in faults]
-    open_then = {id(seen): seen for fault in faults for seen in outcome.during(fault)}.values()
-    blamed = [seen for seen in outcome.streams if (found := blame(seen, outcome.faults)) and found in faults]
-    return {
-        "role": role,
-        "fault": kind,
-        "times": len(faults),
-        "recovered": len(times),
-        "recovery_p50_s": quantile(times, 0.5),
-        "recovery_max_s": max(times, default=None),
-        "stall_p50_s": quantile(stalls, 0.5),
-        "stall_max_s": max(stalls, default=None),
-        "streams": len(open_then),
-        "failed": sum(seen.end in ("failed", "cut") for seen in blamed),
-        "hung": sum(seen.end == "hung" for seen in blamed),
-    }
-
-
-def _stall_s(fault: Fault, outcome: Outcome) -> float:
-    end_s = fault.began_s + _LONGEST_RECOVERY_S if fault.recovered_s is None else fault.recovered_s
-    return max((seen.longest_gap_s(fault.began_s, end_s) for seen in outcome.during(fault)), default=0.0)
-
-
-def blame(seen: Seen, faults: Sequence[Fault]) -> Fault | None:
-    """The fault because of which a stream did not finish: the last one that began before its end."""
-    if seen.end == "finished":
-        return None
-    before = [fault for fault in faults if fault.began_s <= seen.ended_s]
-    return before[-1] if before else None
-
-
-def summary(outcome: Outcome) -> Row:
-    """The whole run in one row."""
-    ends = [seen.end for seen in outcome.streams]
-    return {
-        "faults": len(outcome.faults),
-        "streams": len(ends),
-        "finished": ends.count("finished"),
-        "failed": ends.count("failed"),
-        "cut": ends.count("cut"),
-        "hung": ends.count("hung"),
-        "wrong": len(outcome.wrong),
-        "left": sum(outcome.left.values()),
-        "recomputed": outcome.recomputed,
-    }
-
-
-def broken(outcome: Outcome) -> list[str]:
-    """The promises that were not kept, in words."""
-    told = []
-    if outcome.wrong:
-        told.append(f"{len(outcome.wrong)} streams had another text, or ended more than once")
-    if hung := sum(seen.end == "hung" for seen in outcome.streams):
-        told.append(f"{hung} streams never ended")
-    if outcome.left:
-        told.append(f"still held: {', '.join(f'{value:g} {name}' for name, value in outcome.left.items())}")
-    if lost := [fault for fault in outcome.faults if fault.recovered_s is None]:
-        told.append(f"{len(lost)} faults were not recovered from: {lost[0].kind} {lost[0].role} was the first")
-    unexcused = [seen for seen in outcome.streams if _unexcused(seen, outcome.faults)]
-    if unexcused:
-        told.append(f"{len(unexcused)} streams failed that should have gone on: {unexcused[0].reason or 'cut'}")
-    return told
-
-
-def _unexcused(seen: Seen, faults: Sequence[Fault]) -> bool:
-    if seen.end not in ("failed", "cut"):
-        return False
-    fault = blame(seen, faults)
-    return fault is None or fault.role not in _MAY_FAIL

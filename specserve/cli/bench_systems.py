@@ -112,14 +112,19 @@ def _add_chaos(chaos: argparse.ArgumentParser) -> None:
 
 
 def _chaos(arguments: argparse.Namespace) -> Findings:
-    from specserve.bench.chaos import Options, broken, measure, rows, summary
+    from specserve.bench.chaos import Options, measure
+    from specserve.bench.chaos_report import broken, draft_kills, rows, summary
 
     options = options_of(Options, arguments)
     outcome = measure(options, progress)
-    found, whole = rows(outcome), summary(outcome)
+    found, whole, kills = rows(outcome), summary(outcome), draft_kills(outcome)
     return Findings(
-        [(f"{options.profile}, {options.clients} clients: faults by role and kind", found), ("the whole run", [whole])],
-        settings_of(options) | {"whole": whole},
+        [
+            (f"{options.profile}, {options.clients} clients: faults by role and kind", found),
+            *([("each kill of a draft worker", kills)] if kills else []),
+            ("the whole run", [whole]),
+        ],
+        settings_of(options) | {"whole": whole, "draft_kills": kills},
         found,
         broken=broken(outcome),
     )

@@ -29,6 +29,8 @@ _FLAGS = {
     "depth": "engine.depth",
     "host": "server.host",
     "port": "server.port",
+    "ssl_certfile": "server.ssl_certfile",
+    "ssl_keyfile": "server.ssl_keyfile",
 }
 
 

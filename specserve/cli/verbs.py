@@ -44,6 +44,8 @@ def add(places: Places) -> None:
 def _add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (server.host)")
     parser.add_argument("--port", type=int, help="port to listen on (server.port); 0 picks a free one")
+    parser.add_argument("--ssl-certfile", help="PEM certificate chain; speaks HTTPS only (server.ssl_certfile)")
+    parser.add_argument("--ssl-keyfile", help="private key of the certificate (server.ssl_keyfile)")
 
 
 def _add_chat(places: Places) -> None:

@@ -21,6 +21,7 @@ from rich.console import Console
 from specserve import drafting, folders, tracing
 from specserve.cluster.deploy import APP_NAME, PIPELINE, application
 from specserve.cluster.fleet import Fleet
+from specserve.cluster.https import check_certificate, http_options
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
 from specserve.config import Config, unkeyed
@@ -64,9 +65,11 @@ def _serve(config: Config, stopping: threading.Event, ray_address: str | None, o
 def check_config(config: Config, *, models_here: bool) -> None:
     """Raise ConfigError for what can be told at once, before anything is started. Builds and converts nothing.
 
-    models_here: the workers will run on this machine, so the models must be here.
+    models_here: the workers will run on this machine, so models and certificate must be here.
     """
     tracing.check(config.observe.tracing)
+    if models_here:
+        check_certificate(config.server)
     with_draft = drafting.has_worker(config.draft) and config.engine.depth > 0
     rules = folders.names_in("verification")
     if config.engine.rule not in rules:
@@ -127,7 +130,7 @@ def deployed(
             "Ray Serve runs on this cluster already and keeps the HTTP address that it was started with; deploy to it "
             "with `serve deploy deploy/serve.yaml`, or end it with `serve shutdown`"
         )
-    http = {"host": config.server.host, "port": config.server.port}
+    http = http_options(config.server)
     serve.start(http_options=http, logging_config={"enable_access_log": False, "log_level": "WARNING"})
     try:
         with contextlib.nullcontext() if stopping.is_set() else _application(config):
@@ -300,15 +303,15 @@ def _trees(config: Config) -> str:
 
 def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
     """logs is the folder of the processes' logs, where they are this command's own."""
-    host, port = config.server.host, config.server.port
+    host, port, scheme = config.server.host, config.server.port, config.server.scheme
     shown = f"[{host}]" if ":" in host else host
     shown = "127.0.0.1" if host == "0.0.0.0" else shown
     asked = {"model": config.served_name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100}
     body = json.dumps(asked, ensure_ascii=False)
     for line in (
-        f"specserve serves {config.served_name} on http://{shown}:{port}/v1  (stop with Ctrl-C)",
+        f"specserve serves {config.served_name} on {scheme}://{shown}:{port}/v1  (stop with Ctrl-C)",
         f"drafts: {config.draft.speculator}, depth {config.engine.depth}{_trees(config)}, rule {config.engine.rule}",
-        f"curl http://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"curl {scheme}://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         *([] if logs is None else [f"logs, while it runs: {logs}"]),
     ):
         print(line, file=out, flush=True)

@@ -116,6 +116,7 @@ class AheadDrafts(WorkerSource):
         wanted = [self.link.policy.ahead(trunk.state) for trunk in trunks]
         branches = allot(trunks, wanted, self._odds, count, bounds, self.link.slots, self.link.blocks)
         plan = self._plan = AheadPlan(self._number, trunks, branches, now_s, self.link.slots, self.link.blocks)
+        self._note_slot_waits(plan)
         self.link.open(trunks)
         for trunk in trunks:
             trunk.text_start = min(trunk.state.draft_known, trunk.start)
@@ -123,6 +124,13 @@ class AheadDrafts(WorkerSource):
         positions = sum(trunk.feed for trunk in trunks) + int(branches.depths.sum())
         self.link.activity.sent("draft", self._number, len(trunks) + len(branches), positions, trunks)
         self.link.send(plan.message())
+
+    def _note_slot_waits(self, plan: AheadPlan) -> None:
+        """Requests that could have had a branch, had there been a slot left, wait for one."""
+        none_left = self.link.slots.free_count == 0
+        for trunk, branches in zip(plan.trunks, plan.branch_counts, strict=True):
+            if trunk.due:
+                self.link.slot_waits.planned(trunk.state.row, lacking=none_left and not branches)
 
     def _follows(self, state: RequestState) -> bool:
         """Whether the draft is to be fed now."""

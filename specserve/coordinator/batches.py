@@ -28,6 +28,7 @@ class CheckedRow:
     chain: Chain
     shown: bool = False  # hidden states are wanted
     next_depth: int | None = None  # tokens to draft beside the verifier, behind its verdict; None where nobody does
+    again: int = 0  # fed positions that the target had before, and lost
 
     def emitted(self, last: int, token: int) -> list[int]:
         """The tokens that a verdict of this last kept draft (−1: none), and this token after it, yields."""

@@ -108,6 +108,12 @@ class AheadPlan:
         self._pushed: list[Dists] = []
         self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
 
+    @property
+    def branch_counts(self) -> list[int]:
+        """Branches of each trunk."""
+        counts: list[int] = self._branch_counts.tolist()
+        return counts
+
     def message(self) -> PlanAhead:
         """The plan in columns, for trunks whose text_start was set."""
         trunks, branches = self.trunks, self.branches

@@ -43,6 +43,7 @@ class Commit:
     checked: int
     gap_s: float | None = None  # since the request's last tokens before these
     predicted: tuple[int, int] = (0, 0)  # tokens of the client's prediction that were accepted and rejected
+    source: str | None = None  # the request's own speculator, where that made the drafts
 
     @property
     def finish(self) -> FinishReason | None:
@@ -104,6 +105,8 @@ class Verdicts:
             rows=len(sent.rows),
             positions=len(sent.feeds) + len(sent.chains),
             prefill_tokens=len(sent.feeds) - int(sent.due.sum()),
+            sources=_by_source(self.commits),
+            recomputed_tokens=sum([entry.again for entry in self.round.rows]),
             wall_s=self.now_s - self.round.began_s,
             draft_busy_s=self.draft_busy_s,
             forward_s=self.verdict.forward_s,
@@ -139,6 +142,16 @@ def tallied(commits: Sequence[Commit]) -> Tally:
     offered = _beyond([commit.offered for commit in commits])
     kept = _beyond([commit.kept for commit in commits])
     return Tally(offered, kept + (0,) * (len(offered) - len(kept)), own["correction"], own["bonus"], own["plain"])
+
+
+def _by_source(commits: Sequence[Commit]) -> Mapping[str | None, tuple[int, int]]:
+    """Drafts offered and kept, by the request's own speculator that made them; None: the deployment's."""
+    counts: dict[str | None, tuple[int, int]] = {}
+    for commit in commits:
+        if commit.offered:
+            offered, kept = counts.get(commit.source, (0, 0))
+            counts[commit.source] = (offered + commit.offered, kept + commit.kept)
+    return counts
 
 
 def _beyond(counts: Sequence[int]) -> tuple[int, ...]:
@@ -210,5 +223,6 @@ class Committer:
                 return None
         if commit.tokens:
             commit.gap_s = state.tokens_came(self._clock())
+        commit.source = state.guessed_by  # another one may make the next chain before this is booked
         commit.predicted = state.take(commit.tokens, commit.checked, commit.kept)
         return commit

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from specserve.config import Config
 from specserve.coordinator.activity import Activity
@@ -38,6 +39,7 @@ from specserve.coordinator.requests import RequestState, Stage, admitted
 from specserve.coordinator.rounds import Round, checked_rows
 from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
+from specserve.coordinator.slot_waits import SlotWaits
 from specserve.coordinator.slots import SlotPool
 from specserve.coordinator.traces import RequestTraces
 from specserve.coordinator.verifier_link import VerifierLink
@@ -63,6 +65,7 @@ from specserve.types import (
     Failure,
     FinishReason,
     Health,
+    LostBy,
     PoolLevels,
     Request,
     RequestStats,
@@ -195,6 +198,7 @@ class Engine:
         """The client is gone: end the request and release what it holds. Unknown ids are ignored."""
         state = self._states.get(request_id)
         if state is not None:
+            self._metrics.cancelled(state.place)
             self._end(state, "abort")
 
     def cancel_owner(self, owner: str) -> None:
@@ -236,7 +240,7 @@ class Engine:
             self._metrics.dropped("old_life")
             return
         if isinstance(item, PeerLost):
-            self._lose(item.peer)
+            self._lose(item.peer, "lost")
             return
         try:
             if item.peer == "target":
@@ -246,7 +250,7 @@ class Engine:
         except ProtocolError:
             # A worker that breaks the protocol cannot be trusted with the round: treat it as lost, nobody waits.
             self._metrics.dropped("protocol")
-            self._lose(item.peer)
+            self._lose(item.peer, "protocol")
 
     def _from_target(self, message: Message) -> None:
         match message:
@@ -304,11 +308,11 @@ class Engine:
         broken = worker is not None and (
             worker.link.broken or self._clock() >= min(worker.overdue_s or math.inf, self._overdue_s("draft"))
         )
-        if broken:
-            self._lose("draft")
+        if broken and worker is not None:
+            self._lose("draft", "channel" if worker.link.broken else "hung")
         if self._verifier.broken or self._clock() >= self._overdue_s("target"):
+            self._lose("target", "channel" if self._verifier.broken else "hung")
             self._verifier.broken = False
-            self._lose("target")
             broken = True
         return broken
 
@@ -396,7 +400,12 @@ class Engine:
         missed = "no_draft" if self._speculating else "draft_down"
         missed = "draft_slow" if late else missed
         plain = [entry.state for entry in checked if entry.due and not entry.chain.tokens]
-        return Counter(missed if self._depth_of(state) else "request" for state in plain)
+        return Counter(missed if self._depth_of(state) else self._unwanted(state) for state in plain)
+
+    def _unwanted(self, state: RequestState) -> Literal["request", "load"]:
+        """Why the depth is 0: the request wants no drafts or has no room for one, or the policy sees no gain."""
+        adaptive = isinstance(self._policy, AdaptiveDepth)
+        return "load" if adaptive and self._policy.wanted(state) and state.tokens_left > 1 else "request"
 
     def _close_round(self, current: Round) -> None:
         """Drop the batch's own references; release requests that ended while it was computed."""
@@ -477,7 +486,7 @@ class Engine:
         for entry in current.rows:
             state = entry.state
             if state.row in covered and state.stage is Stage.RUNNING and state.epoch == entry.epoch:
-                state.target_cached = covered[state.row]
+                state.lose_target(covered[state.row])
                 if any(self._blocks.count(block) > 1 for block in state.target_table):  # others read these
                     state.target_cached = 0
                     self._blocks.clear(state.target_table)
@@ -523,7 +532,7 @@ class Engine:
         """The scheduler took this request's place away: void its caches; its committed tokens refill it later."""
         state.epoch += 1
         self._blocks.remember(state.target_table, state.keys, state.target_cached)
-        state.target_cached = 0
+        state.lose_target()
         self._release_target(state)
         self._drafts.forget(state)
         self._own_drafts.forget(state)
@@ -580,21 +589,23 @@ class Engine:
         """A worker (re)joins with a new life; what it lacks is fed in the following rounds."""
         if role == "target":
             if self._verifier.up:
-                self._lose("target")
+                self._lose("target", "replaced")
             check_limits(self._config, info, None)
             self._blocks.resize(info.blocks)  # how much memory was free may have changed
             self._verifier.join(channel, life)
             self.activity.joined("target")
             self._metrics.joined("target", info)
         else:
-            self._lose("draft")
+            self._lose("draft", "replaced")
             self._attach_draft(channel, life, info)
 
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
         turns = takes_turns(self._config, self._target, info)
         timing = DraftTiming.WAITED if turns else DraftTiming.AHEAD
         self._policy = policy_of(self._config, timing, self._target.context_length, info.context_length)
-        link = WorkerLink(self._config, info, channel, life, self._slots, self._policy, self._metrics, self.activity)
+        slot_waits = SlotWaits(self._metrics, self._clock)
+        shared = (self._slots, self._policy, self._metrics, self.activity, slot_waits)
+        link = WorkerLink(self._config, info, channel, life, *shared)
         serial = HiddenDrafts if info.reads_hidden else SerialDrafts
         self._drafts = serial(link) if turns else AheadDrafts(link)
         self._scheduler.spare_blocks = int(info.reads_hidden)
@@ -609,31 +620,31 @@ class Engine:
         self._scheduler.lookahead = self._config.depth
         self._speculating = self._expects_drafts = True
 
-    def _lose(self, peer: str) -> None:
+    def _lose(self, peer: str, why: LostBy) -> None:
         if peer == "target":
-            self._lose_verifier()
+            self._lose_verifier(why)
         elif self._worker is not None:
             self._count_cache()
             lost, self._drafts = self._worker, NoDrafts()
             lost.lose(list(self._states.values()))
             self._speculating = False
             self.activity.left("draft")
-            self._metrics.worker("draft", False)
+            self._metrics.lost("draft", why)
 
-    def _lose_verifier(self) -> None:
+    def _lose_verifier(self, why: LostBy) -> None:
         """Its KV is void: every request waits, bounded, and is refilled from its committed tokens."""
         if not self._verifier.up:
             return
         self._verifier.lose(self._clock())
         self.activity.left("target")
-        self._metrics.worker("target", False)
+        self._metrics.lost("target", why)
         if self._round is not None:
             self._close_round(self._round)
             self._drafts.settled(self._clock())
         self._planned = None
         self._blocks.void()
         for state in self._states.values():
-            state.target_cached = 0
+            state.lose_target()
             state.target_opened = None
             self._blocks.clear(state.target_table)
 

@@ -72,6 +72,7 @@ class OwnDrafts:
     def _guess(self, row: TargetRow) -> bool:
         """Whether the row has been seen to, with a guess or with none."""
         state = row.state
+        state.guessed_by = None
         source = self._source(state.request)
         if source is None:
             return False
@@ -83,6 +84,7 @@ class OwnDrafts:
         self._slots.free(state.chain.slots)
         state.chain = Chain(guess[: row.depth]) if guess else NOTHING
         row.depth = min(row.depth, len(guess))
+        state.guessed_by = source
         state.predicted = guess if source == PREDICTION else []
         return True
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
+from typing import Literal
 
 from specserve.coordinator.block_keys import BlockKeys
 from specserve.coordinator.blocks import empty_table
@@ -55,6 +56,7 @@ class RequestState:
     stage: Stage = Stage.WAITING
     epoch: int = 0
     target_cached: int = 0
+    target_lost: int = 0  # positions from 0 on that the target had, before it lost them
     draft_cached: int = 0
     draft_origin: int = 0  # the first position that the draft may read of this request
     target_table: array[int] = field(default_factory=empty_table)
@@ -76,6 +78,7 @@ class RequestState:
     histogram: list[int] = field(default_factory=list)
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the first prompt tokens, until reported
     prompt_scored: int = 1  # nothing precedes the first token
+    guessed_by: str | None = None  # the speculator of its own that made its chain; None: the deployment's, or nobody
     predicted: list[int] = field(default_factory=list)  # what the client's prediction says of this round
     accepted_prediction: int = 0
     rejected_prediction: int = 0
@@ -103,6 +106,22 @@ class RequestState:
     def decoding(self) -> bool:
         """Everything but the newest token is cached: the next row is a decode row."""
         return self.target_cached == len(self.tokens) - 1
+
+    @property
+    def place(self) -> Literal["queued", "prefill", "decode"]:
+        """How far it is: waiting for a place, without a token of its answer, or within it."""
+        if self.generated:
+            return "decode"
+        return "queued" if self.stage is Stage.WAITING else "prefill"
+
+    def lose_target(self, covered: int = 0) -> None:
+        """The target has no more than the first `covered` positions left."""
+        self.target_lost = max(self.target_lost, self.target_cached)
+        self.target_cached = covered
+
+    def again(self, start: int, feed: int) -> int:
+        """How many of these positions the target had before."""
+        return max(0, min(self.target_lost, start + feed) - start)
 
     def tokens_came(self, now_s: float) -> float | None:
         """Note that tokens were committed now; the seconds since those before, None for the first ones."""
@@ -153,6 +172,7 @@ class RequestState:
         self.arrived_s -= before.total_s
         if before.generated_tokens:
             self.first_token_s = self.arrived_s + before.first_token_s
+            self.target_lost = len(self.tokens) - 1
         self.rounds, self.drafted, self.kept = before.rounds, before.drafted_tokens, before.kept_tokens
         self.histogram = list(before.histogram)
         self.accepted_prediction = before.accepted_prediction_tokens

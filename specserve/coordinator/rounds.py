@@ -108,6 +108,7 @@ def checked_rows(
             row.state.chain.first(row.depth) if row.due else NOTHING,
             shows(row.state),
             next_depth(row.state),
+            row.state.again(row.start, row.feed),
         )
         for row in rows
         if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start

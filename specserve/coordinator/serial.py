@@ -118,9 +118,11 @@ class SerialDrafts(WorkerSource):
 
     def _lease(self, row: TargetRow) -> list[int]:
         """Slots for the row's depth, which is lowered to what they are enough for."""
-        free = self.link.slots.free_count
+        free, wanted = self.link.slots.free_count, row.depth
         while self._slots_for(row.depth) > free:
             row.depth -= 1
+        if wanted:
+            self.link.slot_waits.planned(row.state.row, lacking=row.depth == 0)
         return self.link.slots.take(self._slots_for(row.depth))
 
     # ---- answers

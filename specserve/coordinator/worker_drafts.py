@@ -17,6 +17,7 @@ from specserve.coordinator.requests import RequestState
 from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.sharing import shareable, siblings
+from specserve.coordinator.slot_waits import SlotWaits
 from specserve.coordinator.slots import SlotPool
 from specserve.errors import ChannelError
 from specserve.metrics import EngineMetrics
@@ -47,6 +48,7 @@ class WorkerLink:
         policy: DepthPolicy,
         metrics: EngineMetrics,
         activity: Activity,
+        slot_waits: SlotWaits,
     ) -> None:
         self.activity = activity
         self.life = life
@@ -59,6 +61,7 @@ class WorkerLink:
         self.vocab_size = info.vocab_size
         self.policy = policy
         self.metrics = metrics
+        self.slot_waits = slot_waits
         self._channel = channel
 
     def send(self, message: Message) -> None:
@@ -126,6 +129,7 @@ class WorkerLink:
 
     def release(self, state: RequestState) -> None:
         """The request is over, or begins anew."""
+        self.slot_waits.forget(state.row)
         self.put_chain(state, NOTHING)
         self.remember(state)
         self.drop_cache(state)
@@ -136,6 +140,7 @@ class WorkerLink:
     def close(self, states: Iterable[RequestState]) -> None:
         """The worker is gone, and with it what it held of these requests."""
         for state in states:
+            self.slot_waits.forget(state.row)
             self.put_chain(state, NOTHING)
             state.draft_opened = None
             self.drop_cache(state)

@@ -53,7 +53,7 @@ ALERTS = (
     ),
     Alert(
         "SpecserveFallingBack",
-        _rate("spec_decode_fallback_total", '{reason!="request"}') + " / "
+        _rate("spec_decode_fallback_total", '{reason!~"request|load"}') + " / "
         f"({_rate('spec_decode_num_drafts_total')} + {_rate('spec_decode_fallback_total')} > 0.1) > 0.5",
         "5m",
         "ticket",
@@ -75,6 +75,16 @@ ALERTS = (
         "page",
         "One request in a hundred waits {{ $value | humanizeDuration }} for a place with {{ $labels.model_name }}.",
         "The load is above what the pipeline serves: add capacity, or lower engine.queue_limit to refuse earlier.",
+    ),
+    Alert(
+        "SpecserveTurningAway",
+        'sum (rate(specserve_http_requests_rejected_total{reason=~"queue_full|rate_limit_exceeded|unavailable"}[5m]))'
+        " / "
+        '(sum (rate(specserve_http_requests_total{method="POST"}[5m])) > 0.05) > 0.05',
+        "5m",
+        "page",
+        "{{ $value | humanizePercentage }} of the requests are turned away: queues are full, or nobody serves.",
+        "See the board `overview`, refused at the door: queue_full wants capacity; rate_limit_exceeded is a key's.",
     ),
     Alert(
         "SpecserveGoodputLow",

@@ -71,7 +71,12 @@ BOARD = Board(
                     "Version",
                     "number",
                     "count",
-                    (Query(f"sum by (version, python) ({series('build_info')})", "{{version}}, Python {{python}}"),),
+                    (
+                        Query(
+                            f"sum by (version, python, ray) ({series('build_info')})",
+                            "{{version}}, Python {{python}}, Ray {{ray}}",
+                        ),
+                    ),
                     "What runs.",
                     width=4,
                     height=5,
@@ -117,6 +122,7 @@ BOARD = Board(
                         Query(summed("generation_tokens_total"), "generated"),
                         Query(summed("prefill_tokens_total"), "prefilled"),
                         Query(summed("prompt_tokens_total"), "prompts of ended requests"),
+                        Query(summed("prompt_tokens_cached_total"), "found in the cache"),
                     ),
                     "What the target reads and writes.",
                 ),
@@ -132,13 +138,37 @@ BOARD = Board(
                     "lines",
                     "per second",
                     (
-                        Query(summed("requests_rejected_total", by="reason"), "rejected: {{reason}}"),
+                        Query(summed("requests_rejected_total", by="reason"), "not admitted: {{reason}}"),
                         Query(summed("requests_resumed_total"), "resumed"),
-                        Query("sum (rate(specserve_client_disconnects_total[$__rate_interval]))", "clients gone"),
                         Query("sum (rate(specserve_stream_errors_total[$__rate_interval]))", "broken streams"),
                         Query("sum (rate(specserve_unknown_params_total[$__rate_interval]))", "unknown fields"),
                     ),
-                    "Requests not admitted, or taken up after a loss; clients gone, broken streams, unknown fields.",
+                    "Requests that the engine did not admit, or took up after a loss; broken streams, unknown fields.",
+                ),
+                Panel(
+                    "Refused at the door",
+                    "stacked",
+                    "requests/s",
+                    (
+                        Query(
+                            "sum by (reason) (rate(specserve_http_requests_rejected_total[$__rate_interval]))",
+                            "{{reason}}",
+                        ),
+                    ),
+                    "HTTP requests that got an error instead of an answer, by the error's code, whoever refused them.",
+                ),
+                Panel(
+                    "Clients that left",
+                    "stacked",
+                    "requests/s",
+                    (
+                        Query(
+                            "sum by (stage) (rate(specserve_client_disconnects_total[$__rate_interval]))",
+                            "gone: {{stage}}",
+                        ),
+                        Query(summed("requests_cancelled_total", by="stage"), "cancelled: {{stage}}"),
+                    ),
+                    "How far they were, as the HTTP side sees it, and where the engine was with what it gave up.",
                 ),
             ),
         ),

@@ -109,6 +109,20 @@ BOARD = Board(
                     ),
                     "Near 1, plans shrink.",
                 ),
+                Panel(
+                    "Waits for slots",
+                    "lines",
+                    "count",
+                    (Query(summed("slot_wait_seconds_sum"), "requests without slots"),),
+                    "Requests that go without drafts because no slot is free, on average: time waited per second.",
+                ),
+                Panel(
+                    "Ended waits for slots",
+                    "heatmap",
+                    "seconds",
+                    (Query(f"sum by (le) ({rate('slot_wait_seconds_bucket')})", "{{le}}"),),
+                    "How long requests went without slots. Long ones: engine.slots is too small for this load.",
+                ),
             ),
         ),
         Row(
@@ -118,8 +132,8 @@ BOARD = Board(
                     "Restarts",
                     "lines",
                     "per second",
-                    (Query(summed("worker_restarts_total", by="role"), "{{role}}"),),
-                    "Workers that came back after a loss.",
+                    (Query(summed("worker_restarts_total", by="role, reason"), "{{role}}: {{reason}}"),),
+                    "Workers that came back: gone or silent (lost), stuck in a batch (hung), or of no use any more.",
                 ),
                 Panel(
                     "Dropped messages",
@@ -137,6 +151,13 @@ BOARD = Board(
                         Query(summed("refills_total"), "refilled"),
                     ),
                     "Requests that lost their place or their state and were fed anew.",
+                ),
+                Panel(
+                    "Computed again",
+                    "lines",
+                    "tokens/s",
+                    (Query(summed("recomputed_tokens_total"), "by the target"),),
+                    "What losses and preemptions cost: positions that the target had had, and computed once more.",
                 ),
                 Panel(
                     "Emulated steps",

@@ -8,6 +8,8 @@ _DRAFTED = summed("spec_decode_num_draft_tokens_total")
 _ACCEPTED = summed("spec_decode_num_accepted_tokens_total")
 _CHAINS = summed("spec_decode_num_drafts_total")
 _OUTCOMES = "spec_decode_outcomes_total"
+_SOURCES = "spec_decode_source_draft_tokens_total"
+_SETTINGS = "speculator, rule, depth, depth_policy, transport, target, draft"
 
 BOARD = Board(
     "specserve-speculation",
@@ -50,8 +52,9 @@ BOARD = Board(
                     "count",
                     (
                         Query(
-                            f"sum by (speculator, rule, depth, transport, target, draft) ({series('config_info')})",
-                            "{{speculator}}, {{rule}}, depth {{depth}}, {{transport}}, {{target}} ← {{draft}}",
+                            f"sum by ({_SETTINGS}) ({series('config_info')})",
+                            "{{speculator}}, {{rule}}, depth {{depth}} ({{depth_policy}}), {{transport}}, "
+                            "{{target}} ← {{draft}}",
                         ),
                     ),
                     "What the deployment is set to.",
@@ -86,6 +89,21 @@ BOARD = Board(
                     "Of the chains that reached a place, the share kept up to there, whatever the lengths.",
                 ),
                 Panel(
+                    "Acceptance by speculator",
+                    "lines",
+                    "ratio",
+                    (
+                        Query(
+                            ratio(
+                                summed(_SOURCES, 'result="kept"', by="source"),
+                                summed(_SOURCES, 'result="offered"', by="source"),
+                            ),
+                            "{{source}}",
+                        ),
+                    ),
+                    "The deployment's own, and those that requests chose; prediction: a text that a client sent along.",
+                ),
+                Panel(
                     "Tokens kept of a chain",
                     "heatmap",
                     "tokens",
@@ -111,7 +129,7 @@ BOARD = Board(
                     "stacked",
                     "per second",
                     (Query(summed("spec_decode_fallback_total", by="reason"), "{{reason}}"),),
-                    "Plain decode rows: the draft worker is down or slow, had nothing, or the request wanted none.",
+                    "Plain rows: the draft is down, slow or has nothing; drafts do not pay (load), or are not wanted.",
                 ),
             ),
         ),

@@ -7,14 +7,16 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from itertools import pairwise
 from typing import Any, Protocol
 
 from specserve.config import Config, SloConfig
 from specserve.metrics.board import Board, Snapshot
 from specserve.metrics.history import History, Moment
-from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, STEP_RESULTS
-from specserve.types import CacheStats, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
+from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, OTHER, SOURCES, STEP_RESULTS
+from specserve.types import CacheStats, LostBy, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +57,20 @@ class EngineMetrics:
         self._began_s = clock()
         self._about: dict[str, Any] = {"model": model_name}
         self.workers: dict[str, dict[str, Any]] = {}
+        self._lost_by: dict[Role, LostBy] = {}
+        self._speculator = OTHER
         for position in range(max_depth):
             self._position(position, 0, 0)
 
     def configured(self, config: Config, version: str) -> None:
         """Say what runs here."""
-        self._set("specserve_build_info", 1, version, platform.python_version())
+        self._set("specserve_build_info", 1, version, platform.python_version(), _version_of("ray"))
         draft = config.draft.model.source if config.draft.speculator == "small_model" else ""
         names = (config.target.source, draft, config.draft.speculator, config.engine.rule)
-        self._set("specserve_config_info", 1, *names, config.cluster.transport, str(config.engine.depth))
+        self._speculator = config.draft.speculator
         engine = config.engine
+        planned = (config.cluster.transport, str(engine.depth), engine.depth_policy)
+        self._set("specserve_config_info", 1, *names, *planned)
         self._about.update(
             version=version, speculator=config.draft.speculator, rule=engine.rule, depth=engine.depth, rules=[]
         )
@@ -88,6 +94,7 @@ class EngineMetrics:
         tokens = sum(emitted.values())
         add("specserve_generation_tokens_total", tokens)
         add("specserve_prefill_tokens_total", stats.prefill_tokens)
+        add("specserve_recomputed_tokens_total", stats.recomputed_tokens)
         self._drafts(stats, accepted)
         self._observe("specserve_round_seconds", stats.wall_s)
         self._observe("specserve_verify_batch_tokens", stats.positions)
@@ -106,6 +113,11 @@ class EngineMetrics:
             self._position(position, offered, stats.kept_at[position] if position < len(stats.kept_at) else 0)
         for reason, count in stats.fallbacks.items():
             add("specserve_spec_decode_fallback_total", count, reason)
+        for own, counts in stats.sources.items():
+            source = self._speculator if own is None else own
+            for result, count in zip(("offered", "kept"), counts, strict=True):
+                listed = source if source in SOURCES else OTHER
+                add("specserve_spec_decode_source_draft_tokens_total", count, listed, result)
         ahead = stats.ahead
         for result, count in (("hit", ahead.hits), ("miss", ahead.misses), ("none", ahead.unprepared)):
             add("specserve_spec_decode_outcomes_total", count, result)
@@ -162,6 +174,7 @@ class EngineMetrics:
         """Count a request that ended. One that never yielded a token leaves the latencies alone."""
         self._board.listed("specserve_request_success_total", reason).inc()
         self._add("specserve_prompt_tokens_total", stats.prompt_tokens)
+        self._add("specserve_prompt_tokens_cached_total", stats.cached_tokens)
         if stats.generated_tokens == 0:
             return
         decode_s = stats.total_s - stats.first_token_s
@@ -193,6 +206,10 @@ class EngineMetrics:
         """Count a request that was not admitted, under the `code` of its error."""
         self._board.listed("specserve_requests_rejected_total", reason).inc()
 
+    def cancelled(self, stage: str) -> None:
+        """Count a request that was given up, by where it was: queued, prefill or decode."""
+        self._add("specserve_requests_cancelled_total", 1, stage)
+
     def resumed(self) -> None:
         """Count a request that came again."""
         self._add("specserve_requests_resumed_total", 1)
@@ -220,10 +237,15 @@ class EngineMetrics:
         self._set("specserve_worker_up", 1 if up else 0, role)
         self.workers.setdefault(role, {})["up"] = up
 
+    def lost(self, role: Role, why: LostBy) -> None:
+        """A worker does not answer any more."""
+        self._lost_by[role] = why
+        self.worker(role, False)
+
     def joined(self, role: Role, info: WorkerInfo) -> None:
         """A worker with a loaded model joined, for the first time or after a loss."""
         if "device" in self.workers.get(role, {}):
-            self._add("specserve_worker_restarts_total", 1, role)
+            self._add("specserve_worker_restarts_total", 1, role, self._lost_by.pop(role, "replaced"))
         self._set("specserve_model_load_seconds", info.load_s, role)
         self._set("specserve_model_weights_bytes", info.weights_bytes, role)
         for use in MEMORY_USES:
@@ -261,6 +283,10 @@ class EngineMetrics:
     def waited(self, role: Role, reason: str, seconds: float) -> None:
         """A worker did not compute for a while."""
         self._add("specserve_worker_wait_seconds_total", seconds, role, reason)
+
+    def waited_for_slots(self, seconds: float) -> None:
+        """A request has draft slots again, after so long without any."""
+        self._observe("specserve_slot_wait_seconds", seconds)
 
     def overlapped(self, seconds: float) -> None:
         """Draft and target computed at once for a while."""
@@ -322,6 +348,14 @@ class EngineMetrics:
         series = self._board.series(name, *values)
         for _ in range(times):
             series.observe(value)
+
+
+def _version_of(package: str) -> str:
+    """Of an installed package; empty where it is not."""
+    try:
+        return installed(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def stats_line(moment: Moment, seconds: int, levels: PoolLevels) -> str:

@@ -32,9 +32,13 @@ class HttpMetrics:
         verb = method if method in _METHODS else OTHER
         self._board.series("specserve_http_requests_total", place, verb, str(code)).inc()
 
-    def disconnected(self) -> None:
-        """Count a client that went away before its answer was complete."""
-        self._board.series("specserve_client_disconnects_total").inc()
+    def disconnected(self, stage: str) -> None:
+        """Count a client that went away before its answer was complete: at its body, waiting, or at the answer."""
+        self._board.series("specserve_client_disconnects_total", stage).inc()
+
+    def rejected(self, code: str) -> None:
+        """Count a request that was refused before its answer began, under the `code` of its error."""
+        self._board.listed("specserve_http_requests_rejected_total", code).inc()
 
     def stream_failed(self) -> None:
         """Count a stream that ended in an error event."""

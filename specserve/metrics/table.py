@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
+
+from specserve.types import LostBy
 
 OTHER = "other"
 
@@ -77,11 +79,17 @@ BUSY_PHASES = {"draft": ("draft",), "target": ("forward", "sampling")}
 STEP_RESULTS = ("in_time", "late", "refused")
 WAITS = ("peer", "wire", "coordinator", "idle", "away")
 """peer: the other worker; wire: a message under way; coordinator: its turn; idle: no request; away: no worker."""
+LOST_BY = get_args(LostBy)
 MEMORY_USES = ("weights", "kv", "logits", "slots", "free")
 """free: what the device had beside the weights before the rest was allocated."""
 SLOT_STATES = ("free", "drafting", "drafted", "verifying")
 SLOS = ("ttft", "tpot", "e2e", "all")
-FALLBACKS = ("draft_down", "draft_slow", "no_draft", "request")
+FALLBACKS = ("draft_down", "draft_slow", "no_draft", "load", "request")
+"""load: the depth policy saw no gain in drafting; request: it wanted no drafts, or had no room for any."""
+SOURCES = ("small_model", "eagle", "mtp", "ngram", "suffix", "prediction", OTHER)
+CANCELLED_AT = ("queued", "prefill", "decode")
+GONE_AT = ("body", "waiting", "answer")
+"""body: it had not sent all of it; waiting: no token had come from the engine; answer: some had."""
 MESSAGE_KINDS = (
     *("open", "close", "plan", "push", "planahead", "pushahead", "verify", "verdict"),
     *("submit", "cancel", "deltas", "reconnect", "beat", OTHER),
@@ -93,14 +101,22 @@ _DROPPED = (
     *("old_life", "protocol", "draft_wait", OTHER),
 )
 _REJECTED = ("queue_full", "unavailable", "invalid_request", "invalid_value", "context_length_exceeded", OTHER)
+_HTTP_REJECTED = (
+    *("invalid_request", "invalid_value", "unsupported_parameter", "context_length_exceeded", "model_not_found"),
+    *("route_not_found", "method_not_allowed", "invalid_api_key", "permission_denied", "body_too_large"),
+    *("headers_too_large", "unsupported_media_type", "deadline_exceeded", "queue_full", "rate_limit_exceeded"),
+    *("unavailable", OTHER),
+)
 _FINISHED = ("stop", "length", "abort", "error", OTHER)
 
 ENGINE_METRICS = (
     # what clients feel
     _counter("prompt_tokens", "Prompt tokens of requests that ended."),
+    _counter("prompt_tokens_cached", "Prompt tokens of these that were in the prefix cache when they first began."),
     _counter("generation_tokens", "Tokens committed to answers."),
     _counter("request_success", "Requests that ended, by how.", finished_reason=_FINISHED),
     _counter("requests_rejected", "Requests that were not admitted.", reason=_REJECTED),
+    _counter("requests_cancelled", "Requests given up by who asked for them, by where they were.", stage=CANCELLED_AT),
     _counter("requests_resumed", "Requests that went on after their coordinator, or the way to it, was lost."),
     _counter("request_slo", "Ended requests by whether they met what was promised.", slo=SLOS, met=("true", "false")),
     _gauge("num_requests_running", "Requests that take part in rounds."),
@@ -119,6 +135,12 @@ ENGINE_METRICS = (
     _counter("spec_decode_num_drafts", "Chains offered to the target."),
     _counter("spec_decode_num_draft_tokens", "Drafted tokens offered to the target."),
     _counter("spec_decode_num_accepted_tokens", "Drafted tokens that were kept."),
+    _counter(
+        "spec_decode_source_draft_tokens",
+        "Drafted tokens offered, and of these kept, by the speculator that made them.",
+        source=SOURCES,
+        result=("offered", "kept"),
+    ),
     _counter("spec_decode_num_draft_tokens_per_pos", "Drafted tokens offered, by place in the chain.", position=()),
     _counter("spec_decode_num_accepted_tokens_per_pos", "Drafted tokens kept, by place in the chain.", position=()),
     _counter(
@@ -139,6 +161,7 @@ ENGINE_METRICS = (
     _gauge("rule_lossless", "Rules that requests may ask for: 1 lossless, 0 lossy.", rule=()),
     # the pipeline
     _counter("prefill_tokens", "Prompt positions that the target filled; refills after a loss count again."),
+    _counter("recomputed_tokens", "Positions that the target computed again: it had them before, and lost them."),
     _histogram("round_seconds", _STEP_S, "Wall time of a round."),
     _histogram("draft_step_seconds", _STEP_S, "Computing time of one plan of the draft worker."),
     _histogram("verify_step_seconds", _STEP_S, "Computing time of one round of the target."),
@@ -162,8 +185,9 @@ ENGINE_METRICS = (
     _counter("overlap_seconds", "Time that draft and target computed at once."),
     _gauge("slots", "Draft slots: free, leased to a plan, holding a draft, or under verification.", state=SLOT_STATES),
     _gauge("slots_capacity", "Draft slots in all."),
+    _histogram("slot_wait_seconds", _REQUEST_S, "Time that a request went without drafts because no slot was free."),
     _gauge("worker_up", "1 while the worker answers.", role=ROLES),
-    _counter("worker_restarts", "Workers that came back after a loss.", role=ROLES),
+    _counter("worker_restarts", "Workers that came back, by why they had been lost.", role=ROLES, reason=LOST_BY),
     _gauge("model_load_seconds", "Time that loading took.", role=ROLES),
     _gauge("model_weights_bytes", "Bytes of weights.", role=ROLES),
     # memory and network
@@ -184,7 +208,7 @@ ENGINE_METRICS = (
     _counter("serialization_seconds", "Time that the coordinator spent packing and unpacking.", link=LINKS),
     _histogram("network_transfer_seconds", _WIRE_S, "A worker's round trip less its computing.", role=ROLES),
     # what this is
-    _gauge("build_info", "1, with the versions that run.", version=(), python=()),
+    _gauge("build_info", "1, with the versions that run.", version=(), python=(), ray=()),
     _gauge(
         "config_info",
         "1, with what is configured.",
@@ -194,6 +218,7 @@ ENGINE_METRICS = (
         rule=(),
         transport=(),
         depth=(),
+        depth_policy=(),
     ),
 )
 
@@ -211,7 +236,12 @@ HTTP_METRICS = (
         code=(),
     ),
     _gauge("http_inflight_requests", "HTTP requests being answered."),
-    _counter("client_disconnects", "Clients that went away before the end."),
+    _counter(
+        "http_requests_rejected",
+        "HTTP requests that were refused before their answer began, by the code of the error, whoever refused them.",
+        reason=_HTTP_REJECTED,
+    ),
+    _counter("client_disconnects", "Clients that went away before the end, by how far they were.", stage=GONE_AT),
     _counter("stream_errors", "Streams that ended in an error event."),
     _counter("unknown_params", "Request fields that were ignored because nobody here knows them.", param=KNOWN_PARAMS),
 )

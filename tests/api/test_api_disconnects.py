@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -66,14 +67,15 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
 
 
-async def disconnects(port: int) -> float:
-    """The server's own count of clients that left."""
+async def disconnects(port: int) -> dict[str, float]:
+    """The server's own count of clients that left, by where they were."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     text = (await reader.read()).decode()
     await leave(writer)
-    lines = [line for line in text.splitlines() if line.startswith("specserve_client_disconnects_total ")]
-    return float(lines[0].split()[1])
+    found = re.findall(r'^specserve_client_disconnects_total\{stage="(\w+)"\} (\S+)', text, re.MULTILINE)
+    assert {stage for stage, _ in found} == {"body", "waiting", "answer"}
+    return {stage: float(count) for stage, count in found if float(count)}
 
 
 @pytest.mark.parametrize("prompt", ["hi", ["hi", "ho"]], ids=["one", "two"])
@@ -90,22 +92,41 @@ def test_leaving_a_stream_closes_it_without_another_delta(prompt: object) -> Non
             await engine.all_closed.wait()
             assert engine.yielded in {before, before + 1}
             assert len(engine.closed) == len(engine.requests)
-            assert await disconnects(port) == 1
+            assert await disconnects(port) == {"answer": 1}
 
     run(test)
 
 
-def test_leaving_before_the_first_token_closes_the_stream() -> None:
-    """A client that gives up in the queue frees its place."""
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_before_the_first_token_closes_the_stream(stream: bool) -> None:
+    """A client that gives up in the queue frees its place, and is counted as one that waited."""
 
     async def test() -> None:
         engine = ScriptedEngine([never])
         async with served(engine) as port:
-            _, writer = await post(port, stream=True)
+            _, writer = await post(port, stream=stream)
             while not engine.requests:
                 await shortly()
             await leave(writer)
             await engine.all_closed.wait()
+            assert await disconnects(port) == {"waiting": 1}
+
+    run(test)
+
+
+def test_leaving_before_the_body_was_sent_asks_nobody() -> None:
+    """Half of a body, and the engine never hears of it."""
+
+    async def test() -> None:
+        engine = ScriptedEngine(said("x"))
+        async with served(engine) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(completion()[:-4])
+            await writer.drain()
+            await leave(writer)
+            while await disconnects(port) != {"body": 1}:
+                await shortly()
+            assert engine.requests == []
 
     run(test)
 
@@ -121,7 +142,7 @@ def test_leaving_a_whole_answer_closes_the_stream() -> None:
                 await shortly()
             await leave(writer)
             await engine.all_closed.wait()
-            assert await disconnects(port) == 1
+            assert await disconnects(port) == {"answer": 1}
 
     run(test)
 
@@ -162,7 +183,7 @@ def test_a_storm_of_leaving_clients_leaves_nothing_behind() -> None:
                 writer.transport.abort()
             while len(engine.closed) < 50:
                 await shortly()
-            assert await disconnects(port) == 50
+            assert await disconnects(port) == {"answer": 50}
 
     run(test)
 
@@ -180,6 +201,6 @@ def test_a_client_that_stays_gets_all_of_it() -> None:
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert b"200 OK" in await reader.read()
             await leave(writer)
-            assert await disconnects(port) == 0
+            assert await disconnects(port) == {}
 
     run(test)

@@ -8,7 +8,8 @@ import pytest
 from command import command
 
 from specserve.bench import chaos
-from specserve.bench.chaos import Fault, Options, Outcome, blame, broken, held, rows, summary
+from specserve.bench.chaos import Options, held, recomputed
+from specserve.bench.chaos_report import Fault, Outcome, blame, broken, draft_kills, rows, summary
 from specserve.bench.watched import Ask, Seen
 from specserve.errors import ConfigError
 
@@ -93,6 +94,35 @@ specserve_kv_blocks{model="m",role="target",state="free"} 5.0
     assert held("") == {}
 
 
+def test_what_was_computed_again_is_read_off_the_metrics_of_all_pipelines():
+    """Their sum; prompts, whose beginnings may be cached, have no part in it."""
+    text = """
+specserve_recomputed_tokens_total{model_name="m",replica="a"} 30.0
+specserve_recomputed_tokens_total{model_name="m",replica="b"} 4.0
+specserve_prompt_tokens_total{model_name="m"} 900.0
+specserve_prefill_tokens_total{model_name="m"} 100.0
+"""
+    assert recomputed(text) == 34
+    assert recomputed("") == 0
+
+
+def test_each_kill_of_a_draft_worker_is_held_against_a_plain_round_and_100_ms():
+    """The longest gap of two seconds counts, whenever it begins; later ones are told; other faults have no such row."""
+    faults = [Fault("kill", "draft", 2.0, 6.0), Fault("kill", "draft", 12.0, 13.0), Fault("kill", "target", 20.0, 21.0)]
+    outcome = Outcome([*faults, Fault("stop", "draft", 22.0, 23.0)], plain_step_s=0.05)
+    outcome.note(seen(at=[1.95, *(2.06 + 0.1 * number for number in range(21)), 5.0], ended_s=8.0), "abc")
+    outcome.note(seen(began_s=11.0, at=[11.9, 12.04, 12.5], ended_s=14.0), "abc")
+    outcome.note(seen(began_s=15.0, at=[15.0, 19.0], ended_s=19.0), "abc")
+    first, second = draft_kills(outcome)
+    assert (first["streams"], second["streams"]) == (1, 1)
+    assert first["gap_s"] == pytest.approx(0.11)
+    assert first["stall_s"] == pytest.approx(0.94)
+    assert first["bar_s"] == second["bar_s"] == pytest.approx(0.15)
+    assert (first["within"], second["within"]) == ("yes", "NO")
+    assert second["gap_s"] == second["stall_s"] == pytest.approx(0.46)
+    assert (first["recovery_s"], second["recovery_s"]) == (4.0, 1.0)
+
+
 def test_asks_have_one_text_each():
     """Greedy, or with a seed under `coupled`: all differ, and each is determined."""
     asks = Ask.all_of("m", 5)
@@ -131,6 +161,9 @@ def test_a_short_run_on_a_real_ray_keeps_every_promise(tmp_path):
     assert whole["faults"] >= 1
     assert whole["streams"] == whole["finished"] > 4
     assert whole["hung"] == whole["wrong"] == whole["left"] == 0
+    kills = {row["role"]: row["times"] for row in written["rows"]}
+    assert (whole["recomputed"] > 0) == ("target" in kills)
+    assert len(written["config"]["draft_kills"]) == kills.get("draft", 0)
     assert all(row["recovered"] == row["times"] and row["failed"] == 0 for row in written["rows"])
     assert "the whole run" in done.stdout
 

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "structured": {"structured_outputs": {"regex": "(yes|no|maybe){60}!"}, "ignore_eos": False},
     "short": {"max_tokens": 200},
 }
-"""Ten kinds, each asked for twice; the stop text of `stop` is a piece of the greedy answer."""
+"""Ten kinds; the stop text of `stop` is a piece of the greedy answer."""
 
 
 @dataclass

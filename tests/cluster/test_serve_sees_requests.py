@@ -19,9 +19,6 @@ from specserve.config import Config
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
-PAIRS, SINGLES = 10, 40
-SEQUENCES = 2 * PAIRS + SINGLES
-
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory) -> str:
@@ -84,22 +81,24 @@ def counts(number: int) -> None:
     until(lambda: sum(ongoing().values()) == number, f"Serve counts {number}, not {ongoing()}")
 
 
-def test_serve_counts_each_open_sequence_and_nothing_is_held_up(profile, ray_here):
-    """Sixty are open, twenty of them as pairs of one request: Serve counts sixty, and whoever asks is answered."""
-    with deployed(configured(profile, 1)) as url, ExitStack() as singles:
-        with ExitStack() as pairs:
-            for _ in range(PAIRS):
-                opened(pairs, url, n=2, temperature=1)
-            for _ in range(SINGLES):
-                opened(singles, url)
-            counts(SEQUENCES)
+@pytest.mark.parametrize(("pairs", "singles"), [(2, 6), pytest.param(10, 40, marks=pytest.mark.full)])
+def test_serve_counts_each_open_sequence_and_nothing_is_held_up(profile, ray_here, pairs, singles):
+    """Some are open, a third of them as pairs of one request: Serve counts each, and whoever asks is answered."""
+    sequences = 2 * pairs + singles
+    with deployed(configured(profile, 1)) as url, ExitStack() as alone:
+        with ExitStack() as twins:
+            for _ in range(pairs):
+                opened(twins, url, n=2, temperature=1)
+            for _ in range(singles):
+                opened(alone, url)
+            counts(sequences)
             assert httpx.get(f"{url}/health", timeout=WAIT_S).json()["status"] == "ok"
             assert len(statuses(url)) == 1
             found = Scrape(httpx.get(f"{url}/metrics", timeout=WAIT_S).text)
-            assert found.sum("specserve_num_requests_running") == SEQUENCES
-            counts(SEQUENCES)
-        counts(SINGLES)
-        singles.close()
+            assert found.sum("specserve_num_requests_running") == sequences
+            counts(sequences)
+        counts(singles)
+        alone.close()
         counts(0)
 
 

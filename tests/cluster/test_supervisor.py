@@ -8,74 +8,27 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import ray
-from cluster_facts import PROMPT, TOKENS
+from bare_pipeline import answer, answers, greedy, serving, supervisor_of
+from cluster_facts import PROMPT
 
 from specserve.cluster import calls
 from specserve.cluster import supervisor as supervisors
 from specserve.cluster.actors import WORKER_ACTORS, VerifierActor
 from specserve.cluster.pipeline import Pipeline
-from specserve.cluster.placement import plan
-from specserve.cluster.remote import Pipe, RemoteEngine
-from specserve.cluster.supervisor import Supervisor
+from specserve.cluster.remote import RemoteEngine
 from specserve.config import Config
 from specserve.errors import ConfigError, RequestError, Unavailable
-from specserve.metrics import Snapshot
 from specserve.transport.messages import Plan, PlanAhead, Verify
-from specserve.types import Health, Request, RequestId, Sampling
 
 pytestmark = pytest.mark.ray
 
 
 def with_cluster(config: Config, **changes: object) -> Config:
     return config.model_copy(update={"cluster": config.cluster.model_copy(update=changes)})
-
-
-def supervisor_of(config: Config) -> Supervisor:
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return Supervisor(config, plan(config, with_draft=config.draft.speculator == "small_model", nodes=nodes))
-
-
-@contextlib.asynccontextmanager
-async def serving(config: Config) -> AsyncIterator[tuple[Supervisor, RemoteEngine]]:
-    """A pipeline of its own, watched, and an engine that is connected to it."""
-    supervisor = supervisor_of(config)
-    try:
-        await supervisor.start()
-        watching = asyncio.create_task(supervisor.watch())
-
-        async def health() -> Health:
-            return supervisor.health
-
-        async def metrics(own: Snapshot) -> str:
-            del own
-            return str(await supervisor.metrics())
-
-        async def unseen(names: object) -> None:
-            """No Serve is there to see which requests are open."""
-
-        rest = (supervisor.status, supervisor.timeline, unseen, unseen)
-        pipe = Pipe(supervisor.connect_ingress, health, metrics, *rest)
-        engine = RemoteEngine(config, pipe, host=None, node_id=ray.get_runtime_context().get_node_id())
-        try:
-            await engine.connect()
-            yield supervisor, engine
-        finally:
-            engine.close()
-            watching.cancel()
-    finally:
-        await supervisor.stop()
-
-
-async def answers(config: Config, *requests: Request) -> list[tuple[int, ...] | RequestError]:
-    """The tokens of each request, or the error that refused it, from a pipeline of its own."""
-    async with serving(config) as (_, engine):
-        assert (await engine.health()).status == "ok"
-        return [await answer(engine, request) for request in requests]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -88,17 +41,6 @@ async def healthy(engine: RemoteEngine) -> None:
     async with asyncio.timeout(90):
         while (await engine.health()).status != "ok":
             await asyncio.sleep(0.1)
-
-
-async def answer(engine: RemoteEngine, request: Request) -> tuple[int, ...] | RequestError:
-    try:
-        return tuple([token async for delta in engine.stream(request) for token in delta.tokens])
-    except RequestError as error:
-        return error
-
-
-def greedy(name: str, prompt: Sequence[int] = PROMPT) -> Request:
-    return Request(RequestId(name), tuple(prompt), TOKENS, Sampling(temperature=0.0), ignore_eos=True)
 
 
 def test_ray_transport_gives_the_same_text(ray_here, config, expected):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import replace
 from itertools import pairwise
@@ -225,7 +226,7 @@ def test_the_draft_catches_up_while_it_is_idle():
 
 
 def test_a_guesser_that_knows_nothing_right_is_no_longer_asked():
-    """A model-free speculator costs only verification; where its guesses are wrong that is saved too."""
+    """A model-free speculator costs only verification; where its guesses are wrong that is saved, and told."""
     asked = []
 
     class Wrong:
@@ -242,6 +243,10 @@ def test_a_guesser_that_knows_nothing_right_is_no_longer_asked():
     pipeline.rounds(300)
 
     assert len(asked) < 30
+    told = re.findall(r'^specserve_spec_decode_fallback_total.*reason="(\w+)"\} (\S+)', pipeline.metrics.render(), re.M)
+    plain = {reason: float(count) for reason, count in told}
+    assert plain["load"] > 250
+    assert plain["request"] == 0
 
 
 def flips(gains):

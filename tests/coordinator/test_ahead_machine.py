@@ -76,7 +76,7 @@ class AheadMachine(EngineMachine):
         super().teardown()
 
 
-@histories(50, 300)
+@histories(30, 300)
 def test_pushes_in_any_order_change_no_text(examples):
     """Late, twice, lost, and from plans that are over."""
     hold(AheadMachine, examples, steps=60)

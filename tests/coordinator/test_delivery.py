@@ -119,7 +119,7 @@ def refused(failure: Failure) -> bool:
     return failure.code == "queue_full" or "interrupted" in failure.message
 
 
-@histories(40, 300)
+@histories(25, 300)
 def test_nothing_is_lost_repeated_or_changed(examples):
     """Whatever the wire and the coordinators do, each client gets the target's answer once, and nothing stays held."""
     hold(DeliveryMachine, examples, steps=30)

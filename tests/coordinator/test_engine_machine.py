@@ -148,7 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.pipeline.idle()
 
 
-@histories(50, 300)
+@histories(30, 300)
 def test_any_order_of_events_gives_the_targets_text(examples):
     """Admissions, cancels, losses, preemption; under a fixed and an adaptive depth."""
     hold(EngineMachine, examples, steps=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from harness import Pipeline
@@ -52,6 +53,32 @@ def test_a_worker_that_does_not_answer_is_given_up(which):
     here.settle()
     assert here.tokens("a") == reference([1, 2, 3], 12)
     assert here.idle()
+    assert restarts(here) == {(which, "hung"): 1}
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_restarts_are_counted_by_what_had_been_wrong(which):
+    """Gone; a channel that refuses messages; a successor that comes unasked; nothing is counted twice."""
+    here = pipeline()
+    here.submit("a", [1, 2, 3], max_tokens=30)
+    here.lose(which)
+    here.restart(which)
+    (here.verifier if which == "target" else here.draft).close()
+    while which not in here.engine.away:
+        here.step()
+    here.restart(which)
+    here.restart(which)
+    here.settle()
+    assert here.tokens("a") == reference([1, 2, 3], 30)
+    assert restarts(here) == {(which, why): 1 for why in ("lost", "channel", "replaced")}
+
+
+def restarts(here):
+    """Counts above 0 by role and reason."""
+    lines = [line for line in here.metrics.render().splitlines() if line.startswith("specserve_worker_restarts_total{")]
+    found = {tuple(re.search(rf'{label}="(\w+)"', line)[1] for label in ("role", "reason")): line for line in lines}
+    assert len(found) == 10
+    return {key: count for key, line in found.items() if (count := float(line.rsplit(" ", 1)[1]))}
 
 
 def test_without_the_draft_worker_rounds_go_on_at_once():

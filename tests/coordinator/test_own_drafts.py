@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from harness import Pipeline
 from toy_workers import reference
@@ -62,6 +64,18 @@ def test_where_the_prediction_is_silent_the_draft_model_drafts():
     assert pipeline.tokens("a") == ANSWER
     assert stats.kept_tokens >= 20
     assert 0 < stats.accepted_prediction_tokens <= 8
+    told = re.findall(
+        r"^specserve_spec_decode_source_draft_tokens_total(\{.*\}) (\S+)", pipeline.metrics.render(), re.M
+    )
+    by = {
+        (source, result): sum(float(n) for labels, n in told if f'"{source}"' in labels and f'"{result}"' in labels)
+        for source in ("prediction", "other")
+        for result in ("offered", "kept")
+    }
+    assert 0 < by["prediction", "kept"] <= stats.accepted_prediction_tokens
+    assert by["other", "kept"] > by["prediction", "kept"]
+    assert by["prediction", "kept"] + by["other", "kept"] == stats.kept_tokens
+    assert by["prediction", "offered"] + by["other", "offered"] == stats.drafted_tokens
 
 
 def test_only_the_request_with_a_prediction_has_prediction_tokens():

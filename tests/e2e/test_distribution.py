@@ -128,7 +128,7 @@ def p_value(found, law, count):
 @pytest.mark.parametrize(
     ("rule", "count"),
     [
-        ("rejection", 10_000),
+        ("rejection", 5_000),
         pytest.param("exact", 6_000, marks=pytest.mark.full),
         pytest.param("block", 6_000, marks=pytest.mark.full),
         pytest.param("coupled", 6_000, marks=pytest.mark.full),

@@ -13,7 +13,6 @@ from specserve import config as configs
 from specserve.local import LocalEngine
 from specserve.models import _device_profile
 
-CLIENTS = 500
 PLACES = 64
 QUEUE = 64
 TOKENS = 6
@@ -29,13 +28,14 @@ def engine():
         yield engine
 
 
-def test_500_clients_against_64_places(engine):
+@pytest.mark.parametrize("clients", [250, pytest.param(500, marks=pytest.mark.full)])
+def test_many_clients_against_64_places(engine, clients):
     """All are answered: as many as have places and queue at least by text, the rest by a 429 that says when to come."""
 
     async def run(url: str) -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
-            return await asyncio.gather(*(ask(client, n) for n in range(CLIENTS)))
+            return await asyncio.gather(*(ask(client, n) for n in range(clients)))
 
     with serving(engine) as url:
         replies = asyncio.run(run(url))

@@ -61,18 +61,24 @@ def siblings_of_one_noise(real):
     return uniform
 
 
-def test_wrong_siblings_and_a_wrong_path_are_noticed(pair, monkeypatch):
-    """The likeliest tokens offered as if drawn, siblings of one noise, kept paths that stay where they were."""
+BROKEN = {
+    "siblings of one noise": (_trees, "uniform", siblings_of_one_noise(_trees.uniform)),
+    "the likeliest siblings": (Workspace, "draw_siblings", likeliest_siblings),
+    "kept paths that are not moved": (paged_transformers.PagedTransformers, "move", lambda self, moves: None),
+}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "count"),
+    [
+        ("siblings of one noise", 1_200),
+        ("the likeliest siblings", 1_200),
+        ("kept paths that are not moved", 4_000),  # it shows less than the others
+        *(pytest.param(mistake, 6_000, marks=pytest.mark.full) for mistake in BROKEN),
+    ],
+)
+def test_wrong_siblings_and_a_wrong_path_are_noticed(pair, monkeypatch, mistake, count):
+    """Tokens offered as if drawn that were not, or not on their own, and paths that stay where they were."""
     folders, models = pair
-    law = joint_law(models[0])
-    broken = [
-        (_trees, "uniform", siblings_of_one_noise(_trees.uniform)),
-        (paged_transformers.PagedTransformers, "move", lambda self, moves: None),
-    ]
-    for where, name, variant in broken:
-        with monkeypatch.context() as patch:
-            patch.setattr(where, name, variant)
-            assert p_value(found(folders, "rejection", "static", 4_000), law, 4_000) < 1e-4, name
-    with monkeypatch.context() as patch:
-        patch.setattr(Workspace, "draw_siblings", likeliest_siblings)
-        assert p_value(found(folders, "rejection", "static", 4_000), law, 4_000) < 1e-4
+    monkeypatch.setattr(*BROKEN[mistake])
+    assert p_value(found(folders, "rejection", "static", count), joint_law(models[0]), count) < 1e-4

@@ -10,7 +10,7 @@ import pytest
 from specserve.metrics import EngineMetrics, HttpMetrics, Ledger, Snapshot
 from specserve.metrics.ledger import COORDINATOR
 
-COUNTER = ("specserve_client_disconnects_total", ())
+COUNTER = ("specserve_stream_errors_total", ())
 GAUGE = ("specserve_http_inflight_requests", ())
 
 

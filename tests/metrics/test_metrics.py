@@ -152,10 +152,15 @@ def test_goodput_counts_requests_that_met_everything() -> None:
 def test_a_worker_that_comes_back_is_a_restart() -> None:
     """The first joining is none."""
     engine = EngineMetrics("m")
+    name = "specserve_worker_restarts_total{{reason={},role=draft}}".format
     for up in (0, 1):
         engine.joined("draft", INFO)
-        assert samples(engine.render())["specserve_worker_restarts_total{role=draft}"] == up
+        assert samples(engine.render())[name("replaced")] == up
+    engine.lost("draft", "hung")
+    assert samples(engine.render())["specserve_worker_up{role=draft}"] == 0
+    engine.joined("draft", INFO)
     values = samples(engine.render())
+    assert (values[name("replaced")], values[name("hung")], values[name("lost")]) == (1, 1, 0)
     assert values["specserve_model_weights_bytes{role=draft}"] == INFO.weights_bytes
     assert values["specserve_worker_up{role=draft}"] == 1
 
@@ -181,13 +186,25 @@ def test_emitted_kinds_sum_to_the_generated_tokens() -> None:
     assert emitted == values["specserve_generation_tokens_total"] == 30
 
 
+def test_drafts_are_counted_by_who_made_them() -> None:
+    """The deployment's speculator, that of a request, and one by dotted path, whose name is nobody's label."""
+    engine = EngineMetrics("m")
+    engine.configured(Config(), "1")
+    engine.round(replace(ROUND, sources={None: (5, 3), "prediction": (4, 2), "mine.guesser": (2, 1)}))
+    values = samples(engine.render())
+    name = "specserve_spec_decode_source_draft_tokens_total{{result={},source={}}}".format
+    for source, counts in (("small_model", (5, 3)), ("prediction", (4, 2)), ("other", (2, 1)), ("ngram", (0, 0))):
+        assert (values[name("offered", source)], values[name("kept", source)]) == counts
+
+
 def test_an_ended_request_is_counted() -> None:
     """Latencies are observed once; the time per token leaves the first token out."""
     engine = EngineMetrics("m")
-    engine.ended("stop", STATS)
+    engine.ended("stop", replace(STATS, cached_tokens=4))
     values = samples(engine.render())
     assert values["specserve_request_success_total{finished_reason=stop}"] == 1
     assert values["specserve_prompt_tokens_total"] == 10
+    assert values["specserve_prompt_tokens_cached_total"] == 4
     assert values["specserve_request_time_per_output_token_seconds_sum"] == pytest.approx(0.5)
     assert values["specserve_time_to_first_token_seconds_sum"] == pytest.approx(0.5)
 
@@ -223,12 +240,14 @@ def test_no_label_carries_what_a_client_sent() -> None:
     engine.dropped("SECRET")
     engine.ended("SECRET", STATS)
     http.unknown_params(["SECRET"])
+    http.rejected("SECRET")
     http.started()
     http.ended("/SECRET", "SECRET", 404)
     text = engine.render() + http.render()
     assert "SECRET" not in text
     values = samples(text)
     assert values["specserve_unknown_params_total{param=other}"] == 1
+    assert values["specserve_http_requests_rejected_total{reason=other}"] == 1
     assert values["specserve_http_requests_total{code=404,method=other,route=other}"] == 1
     assert values["specserve_http_inflight_requests"] == 0
 
