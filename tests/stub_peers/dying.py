@@ -1,4 +1,7 @@
-"""Ends at its start."""
+"""Ends at its start, and leaves a process of its own behind."""
+
+import subprocess
+import sys
 
 DISTRIBUTION = "pytest"
 REQUIREMENTS = ()
@@ -7,5 +10,6 @@ MODES = ("plain",)
 
 def serve(asked):
     """Say why, and end."""
-    print("the model is too large")
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(f"the model is too large for {child.pid}")
     raise SystemExit(3)
