@@ -171,6 +171,12 @@ def _work(config: Config, prompts: Prompts, options: Options, progress: Progress
     )
 
 
+def _shortened(message: str) -> str:
+    """A message's first line and, where it goes on with what a server wrote, the last."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+
+
 def _peer_rows(
     door: Door, reference: Outcome | None, prompts: Prompts, options: Options, progress: Progress
 ) -> list[Row]:
@@ -180,9 +186,8 @@ def _peer_rows(
             measured = _measure(_cases(peer, (door.depth,), options.concurrency), prompts, options, progress)
     except SpecserveError as error:
         progress(f"skipped {door.name}: {error.message}")
-        return [
-            _cells(door.name, f"{door.mode}, skipped: {error.message}" if door.mode else f"skipped: {error.message}")
-        ]
+        why = f"skipped: {_shortened(error.message)}"
+        return [_cells(door.name, why if door.mode is None else f"{door.mode}, {why}")]
     return [_row(one, reference) for one in measured]
 
 

@@ -68,7 +68,7 @@ def test_peers_are_started_each_way_they_decode_and_skipped_with_the_reason(targ
     assert {row["version"] for row in theirs[:4]} == {pytest.__version__}
     elsewhere, dying, short = theirs[4:]
     assert f"`specserve bench peer-env elsewhere {tmp_path}`" in elsewhere["mode"]
-    words = re.search(r"ended with status 3 at its start:\nthe model is too large for (\d+)", dying["mode"])
+    words = re.search(r"ended with status 3 at its start: … the model is too large for (\d+)", dying["mode"])
     assert words is not None
     assert not running(int(words[1]))
     assert "short answered with 3 tokens where 4 were asked for" in short["mode"]

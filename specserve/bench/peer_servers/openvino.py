@@ -22,8 +22,13 @@ def export(source: Path, to: Path) -> None:
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
 
-    plain = OVConfig(dtype="fp32")
-    main_export(str(source), output=to, task="text-generation-with-past", ov_config=plain)
+    main_export(
+        str(source),
+        output=to,
+        task="text-generation-with-past",
+        ov_config=OVConfig(dtype="fp32"),
+        convert_tokenizer=True,
+    )
 
 
 def engine(asked: Asked) -> Pipeline:
