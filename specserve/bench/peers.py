@@ -1,7 +1,8 @@
-"""Servers of other engines, each started by somebody in an environment of its own, asked as ours is.
+"""Servers of other engines, each in an environment of its own, asked as ours is.
 
 What they share is OpenAI's completions API, with prompts as token ids, so that every engine gets the same tokens. How
-a server drafts, if it does, was said when it was started: with speculation and without are two servers.
+a server drafts, if it does, was said when it was started (`started_peers.py`, or somebody else): with speculation and
+without are two servers.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _DOOR_S = 5
 class Peer:
     """A `System` behind a base URL such as http://127.0.0.1:8081. Raises Unavailable when nobody answers there."""
 
-    mode = "as started"
-
-    def __init__(self, name: str, base_url: str) -> None:
+    def __init__(self, name: str, base_url: str, mode: str = "as started", version: str | None = None) -> None:
         self.name = name
+        self.mode = mode
+        self.version = version
         self._client = httpx.Client(base_url=base_url, timeout=httpx.Timeout(_PATIENCE_S, connect=_DOOR_S))
         try:
             self._model = self._first_model()
@@ -48,8 +49,16 @@ class Peer:
         del depth
         began = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
-            made = list(pool.map(lambda prompt: self._one(prompt, max_tokens), prompts))
-        return Outcome(sum(made), time.perf_counter() - began)
+            choices = list(pool.map(lambda prompt: self._one(prompt, max_tokens), prompts))
+        seconds = time.perf_counter() - began
+        ids = tuple(tuple(choice["token_ids"]) for choice in choices if isinstance(choice.get("token_ids"), list))
+        texts = tuple(choice["text"] for choice in choices if isinstance(choice.get("text"), str))
+        return Outcome(
+            max_tokens * len(prompts),
+            seconds,
+            answers=ids if len(ids) == len(prompts) else None,
+            texts=texts if len(texts) == len(prompts) else None,
+        )
 
     def _first_model(self) -> str:
         models: Any = self._answer("GET", "/v1/models", None).get("data")
@@ -58,19 +67,23 @@ class Peer:
         except (TypeError, LookupError):
             raise SpecserveError(f"{self.name} serves no model: /v1/models says {models!r}") from None
 
-    def _one(self, prompt: Sequence[int], max_tokens: int) -> int:
+    def _one(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+        """The answer's one choice."""
         asked = {
             "model": self._model,
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            "return_token_ids": True,
         }
-        made = self._answer("POST", "/v1/completions", asked).get("usage", {}).get("completion_tokens")
+        body = self._answer("POST", "/v1/completions", asked)
+        made = body.get("usage", {}).get("completion_tokens")
         if made != max_tokens:
             # Answers of another length would make another rate, of another piece of work.
             raise SpecserveError(f"{self.name} answered with {made} tokens where {max_tokens} were asked for")
-        return max_tokens
+        choices = body.get("choices")
+        return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
 
     def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         try:

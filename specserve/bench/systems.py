@@ -6,13 +6,14 @@ import itertools
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from specserve import __version__
 from specserve.config import ModelConfig
 from specserve.errors import SpecserveError
 from specserve.local import LocalEngine
@@ -24,7 +25,8 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run made. answers are token ids where the system shows them; rounds None where it has none."""
+    """What one run made. answers are token ids, and texts their text, where the system shows them; rounds None where
+    it has none."""
 
     tokens: int
     seconds: float
@@ -33,11 +35,20 @@ class Outcome:
     kept: int | None = None
     overhead_ms_per_round: float | None = None
     answers: tuple[tuple[int, ...], ...] | None = None
+    texts: tuple[str, ...] | None = None
 
     @property
     def tokens_per_s(self) -> float:
         """Answer tokens per second of wall time, prefill included."""
         return self.tokens / self.seconds
+
+    def answers_equal_to(self, other: Outcome) -> int | None:
+        """How many answers are those of another run, by ids, else by text; None where both do not show the same."""
+        if self.answers is not None and other.answers is not None:
+            return sum(mine == its for mine, its in zip(self.answers, other.answers, strict=True))
+        if self.texts is not None and other.texts is not None:
+            return sum(mine.strip() == its.strip() for mine, its in zip(self.texts, other.texts, strict=True))
+        return None
 
 
 class System(Protocol):
@@ -45,6 +56,7 @@ class System(Protocol):
 
     name: str
     mode: str
+    version: str | None
 
     def run(self, prompts: Prompts, max_tokens: int, depth: int, concurrency: int) -> Outcome:
         """Answer every prompt greedily with exactly max_tokens tokens, `concurrency` at a time."""
@@ -52,17 +64,24 @@ class System(Protocol):
 
 
 class TransformersGenerate:
-    """transformers' own `generate`: plain, with an assistant model, or as one static left-padded batch."""
+    """transformers' own `generate`: plain, with an assistant model, or as one static left-padded batch.
+
+    lookup: guess so many tokens from the prompt itself.
+    """
 
     name = "transformers"
 
-    def __init__(self, folder: Path, *, assistant: Path | None = None, batched: bool = False) -> None:
-        from transformers import AutoModelForCausalLM
+    def __init__(
+        self, folder: Path, *, assistant: Path | None = None, batched: bool = False, lookup: int | None = None
+    ) -> None:
+        from transformers import AutoModelForCausalLM, __version__
+
+        self.version: str | None = __version__
 
         self.mode = "assistant" if assistant else "static_batch" if batched else "generate"
         self._batched = batched
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
-        self._options: dict[str, Any] = {}
+        self._options: dict[str, Any] = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
         if assistant is not None:
             # Not from_pretrained: it would pass over a head for a part of the vocabulary, and guess with the embedding.
             self._options["assistant_model"] = load_model(assistant, ModelConfig(source=str(assistant), device="cpu"))
@@ -103,6 +122,7 @@ class Local:
     """specserve in this process."""
 
     name = "specserve-local"
+    version: str | None = __version__
 
     def __init__(self, engine: LocalEngine) -> None:
         self.mode = engine.config.draft.speculator
@@ -133,12 +153,17 @@ class Local:
 
 
 class Http:
-    """A specserve server, asked over HTTP as any client would."""
+    """A specserve server, asked over HTTP as any client would. source: whose guesses requests ask for."""
 
-    def __init__(self, base_url: str, model: str, mode: str, name: str = "specserve-ray") -> None:
+    version: str | None = __version__
+
+    def __init__(
+        self, base_url: str, model: str, mode: str, name: str = "specserve-ray", source: str | None = None
+    ) -> None:
         self.name = name
         self.mode = mode
         self._model = model
+        self._source = source
         self._client = httpx.Client(base_url=base_url, timeout=600)
 
     def run(self, prompts: Prompts, max_tokens: int, depth: int, concurrency: int) -> Outcome:
@@ -146,12 +171,16 @@ class Http:
         before = RoundTotals.of(self._client.get("/metrics").text)
         began = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
-            stats = list(pool.map(lambda prompt: self._one(prompt, max_tokens, depth), prompts))
+            bodies = list(pool.map(lambda prompt: self._one(prompt, max_tokens, depth), prompts))
         seconds = time.perf_counter() - began
         overhead = RoundTotals.of(self._client.get("/metrics").text).overhead_ms_since(before)
-        return _outcome(stats, seconds, overhead, None)
+        choices = [body["choices"][0] for body in bodies]
+        outcome = _outcome(
+            [_stats(body) for body in bodies], seconds, overhead, tuple(tuple(each["token_ids"]) for each in choices)
+        )
+        return replace(outcome, texts=tuple(each["text"] for each in choices))
 
-    def _one(self, prompt: Sequence[int], max_tokens: int, depth: int) -> RequestStats:
+    def _one(self, prompt: Sequence[int], max_tokens: int, depth: int) -> dict[str, Any]:
         reply = self._client.post(
             "/v1/completions",
             json={
@@ -160,29 +189,38 @@ class Http:
                 "max_tokens": max_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
-                "speculation": {"enabled": depth > 0, "depth": depth} if depth else {"enabled": False},
+                "return_token_ids": True,
+                "speculation": {"enabled": True, "depth": depth, "source": self._source} if depth else _PLAINLY,
             },
         )
         if reply.status_code != 200:
             raise SpecserveError(f"the server answered {reply.status_code}: {reply.text[:300]}")
-        body = reply.json()
-        spec = body.get("metrics", {}).get("speculative_decoding") or {}
-        return RequestStats(
-            prompt_tokens=body["usage"]["prompt_tokens"],
-            generated_tokens=body["usage"]["completion_tokens"],
-            # Without speculation the server reports no rounds: there is one for each token.
-            rounds=spec.get("num_spec_steps", body["usage"]["completion_tokens"]),
-            drafted_tokens=spec.get("num_draft_tokens", 0),
-            kept_tokens=spec.get("num_accepted_draft_tokens", 0),
-            histogram=tuple(spec.get("acceptance_histogram", ())),
-            queue_s=0.0,
-            first_token_s=0.0,
-            total_s=0.0,
-        )
+        body: dict[str, Any] = reply.json()
+        return body
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+
+_PLAINLY = {"enabled": False}
+
+
+def _stats(body: dict[str, Any]) -> RequestStats:
+    """What a completion says of its making."""
+    spec = body.get("metrics", {}).get("speculative_decoding") or {}
+    return RequestStats(
+        prompt_tokens=body["usage"]["prompt_tokens"],
+        generated_tokens=body["usage"]["completion_tokens"],
+        # Without speculation the server reports no rounds: there is one for each token.
+        rounds=spec.get("num_spec_steps", body["usage"]["completion_tokens"]),
+        drafted_tokens=spec.get("num_draft_tokens", 0),
+        kept_tokens=spec.get("num_accepted_draft_tokens", 0),
+        histogram=tuple(spec.get("acceptance_histogram", ())),
+        queue_s=0.0,
+        first_token_s=0.0,
+        total_s=0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.cli.bench import Findings, finds, json_argument, options_of, progress, settings_of
-from specserve.cli.options import config_arguments, floats, named_urls, names, numbers, runnable_config
+from specserve.cli.options import config_arguments, floats, names, numbers, runnable_config, servers_or_folder
 
 if TYPE_CHECKING:
     from specserve.cli.options import Places
@@ -17,6 +18,7 @@ def add(benches: Places) -> None:
     _add_compare(
         benches.add_parser("compare", help="depth 0 against depth k, in process, through Ray, and transformers")
     )
+    _add_peer_env(benches.add_parser("peer-env", help="make another engine's environment, and the models in its form"))
     _add_acceptance(benches.add_parser("acceptance", help="drafted tokens that each rule keeps on a pair of models"))
     _add_ties(benches.add_parser("ties", help="how often the shape of a batch alone flips a choice of the target"))
     _add_speculators(benches.add_parser("speculators", help="drafted tokens that each speculator keeps, by kind"))
@@ -46,10 +48,12 @@ def _add_compare(compare: argparse.ArgumentParser) -> None:
     )
     compare.add_argument(
         "--peers",
-        type=named_urls,
+        type=servers_or_folder,
         default=(),
-        help="servers of other engines that run already, as NAME=URL,…; asked by OpenAI's completions API",
+        help="other engines: a folder with their environments (see peer-env), each of which is then started, or "
+        "servers that run already, as NAME=URL,…; asked by OpenAI's completions API",
     )
+    compare.add_argument("--peer-names", type=names, default=(), help="peers of that folder to start; default: all")
     json_argument(compare, "versions, config and rows")
     finds(compare, _compare)
 
@@ -61,6 +65,24 @@ def _compare(arguments: argparse.Namespace) -> Findings:
     rows = compare(config, options, progress)
     title = f"{config.served_name}: greedy, {options.prompts} prompts × {options.max_tokens} tokens"
     return Findings([(title, rows)], settings_of(options, config))
+
+
+def _add_peer_env(peer_env: argparse.ArgumentParser) -> None:
+    from specserve import folders
+
+    known = folders.names_in("bench.peer_servers")
+    peer_env.add_argument("peer", metavar="NAME", help=f"one of {', '.join(known)}, or a dotted path of your own")
+    peer_env.add_argument("folder", type=Path, help="where environments lie, and models in the engines' own forms")
+    config_arguments(peer_env)
+    finds(peer_env, _peer_env)
+
+
+def _peer_env(arguments: argparse.Namespace) -> Findings:
+    from specserve.bench.peer_environments import made
+
+    config = runnable_config(arguments)
+    rows = made(arguments.peer, arguments.folder, config, progress)
+    return Findings([(f"{arguments.peer} in {arguments.folder}", rows)], config.model_dump())
 
 
 def _add_acceptance(acceptance: argparse.ArgumentParser) -> None:

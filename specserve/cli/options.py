@@ -121,9 +121,13 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def named_urls(text: str) -> tuple[tuple[str, str], ...]:
-    """NAME=URL pairs with commas between."""
+def servers_or_folder(text: str) -> tuple[tuple[str, str], ...] | Path:
+    """NAME=URL pairs with commas between, or a folder that is there."""
+    if Path(text).is_dir():
+        return Path(text)
     pairs = [tuple(part.partition("=")[::2]) for part in names(text)]
     if not all(name and url.startswith(("http://", "https://")) for name, url in pairs):
-        raise argparse.ArgumentTypeError(f"takes servers such as vllm=http://127.0.0.1:8081; found {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"takes servers such as vllm=http://127.0.0.1:8081, or a folder; found {text!r}"
+        )
     return tuple((name, url) for name, url in pairs)

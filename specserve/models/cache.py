@@ -41,12 +41,14 @@ def file_identity(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def built_once(name: str, build: Callable[[Path], None]) -> Path:
-    """The folder `name` under the cache root; when absent, `build(folder)` fills a temporary one, then renamed.
+def built_once(name: str, build: Callable[[Path], None], *, under: Path | None = None) -> Path:
+    """The folder `name` under the cache root, or `under` another folder.
+
+    When absent, `build(folder)` fills a temporary one, which is then renamed.
 
     Processes that ask for the same name wait for the first. Raises ConfigError when the cache cannot be written.
     """
-    final = root() / name
+    final = (under or root()) / name
     if final.is_dir():
         return final
     try:
