@@ -55,6 +55,8 @@ from specserve.types import (
 
 _OWNER = "local"
 
+_PATIENCE_S = 30.0  # longest wait, at the end, for a batch that a worker computes
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -339,6 +341,9 @@ class LocalEngine:
             self._loop.stop()
             for each in self._channels:
                 each.close()
+            for each in self._channels:
+                if isinstance(each, ThreadChannel):
+                    each.join(_PATIENCE_S)
             if self._tracer is not None:
                 self._tracer.close()
 

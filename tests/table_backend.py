@@ -90,6 +90,8 @@ class TableBackend:
                 slot = self._slot(table, int(place))
                 if slot in written or not 0 <= position < self._context_length:
                     raise RuntimeError(f"position {position} is written twice, or is beyond the context")
+                if not 0 <= token < self.vocab_size:  # as an embedding does, where the table would count from its end
+                    raise RuntimeError(f"token {token} is not in the vocabulary")
                 written.add(slot)
                 self._tokens[slot], self._positions[slot] = token, position
             self._row(batch, row, int(batch.positions[span.stop - 1]))

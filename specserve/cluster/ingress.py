@@ -19,6 +19,7 @@ from specserve.cluster.actors import node_address
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.remote import Pipe, RemoteEngine
+from specserve.cluster.request_ids import NamedByProxy
 from specserve.cluster.routing import Router
 from specserve.cluster.routing_engine import RoutingEngine
 from specserve.metrics import HttpMetrics, Snapshot
@@ -67,6 +68,7 @@ class Ingress:
         grammars = await asyncio.to_thread(Grammars, tokenizer)
         check = partial(grammars.check, max_bytes=self._config.server.max_schema_bytes)
         app = create_app(self._engine, tokenizer, self._config, check_structured=check)
+        app.add_middleware(NamedByProxy)
         self._tracer = app.state.tracer
         self._reporting = asyncio.ensure_future(self._report(app.state.metrics))
         return app

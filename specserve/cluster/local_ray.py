@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -141,24 +142,36 @@ def _set(variables: Mapping[str, str | None]) -> None:
 
 def check_port(host: str, port: int) -> None:
     """Raise ConfigError when the HTTP port cannot be had."""
-    if port == 0:
-        return
+    if port:
+        _bound(host, port)
+
+
+def free_port(host: str) -> int:
+    """A port that was free a moment ago. Raises ConfigError for a host that nobody can listen on here."""
+    return _bound(host, 0)
+
+
+_NOT_HERE = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL)
+
+
+def _bound(host: str, port: int) -> int:
+    """The number of a port that can be bound; 0 picks one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except UnicodeError:  # a text that cannot be a name
+            raise ConfigError(f"server.host {host!r} is no address; give one of this machine") from None
         except OSError as error:
-            raise ConfigError(
+            reason = (
                 f"server.port {port} on {host} cannot be used: {error.strerror}; "
                 f"choose another with --port (make serve ARGS='--port 8001') or server.port, 0 for any that is free"
-            ) from None
-
-
-def free_port(host: str) -> int:
-    """A port that was free a moment ago."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
+            )
+            if error.errno in _NOT_HERE:
+                reason = (
+                    f"server.host {host!r} cannot be listened on: {error.strerror}; give an address of this machine"
+                )
+            raise ConfigError(reason) from None
         number: int = probe.getsockname()[1]
         return number

@@ -122,7 +122,7 @@ class Picker:
             return self._workspace.race(slots, keys)
         ids = self._workspace.likeliest(slots, keys)
         self._workspace.rank(slots, ids.numpy(force=True))
-        return ids[:, 0]
+        return ids[:, 0].clamp(min=0)  # where nothing is allowed the chain ends, and any id stands in
 
     def _rank(self, slots: Array, greedy: torch.Tensor, logits: torch.Tensor) -> None:
         """What each next token may be: by the dist it is drawn from, where it is greedy by logits."""
@@ -179,17 +179,18 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[Array, Array]:
 
 
 def allowed(logits: torch.Tensor, chains: Sequence[Chain], vocab_size: int) -> torch.Tensor:
-    """Logits [m, V] about each chain's next token, after its request's processors and under its grammar.
+    """Logits [m, V] about each chain's next token, under its request's grammar and after its processors.
 
     An ended or impossible answer allows nothing, which ends its chain.
     """
-    apply(logits, _places(chains), vocab_size)
     held, bits = [], []
     for index, chain in enumerate(chains):
         if chain.profile.constraint is not None:
             held.append(index)
             bits.append(_mask(chain.profile.constraint, chain))
-    return restrict(logits, held, bits)
+    logits = restrict(logits, held, bits)
+    apply(logits, _places(chains), vocab_size)
+    return logits
 
 
 def _places(chains: Sequence[Chain]) -> list[Place]:

@@ -76,7 +76,10 @@ class SmallModel:
             sources, copies = growth.copies(step)
             if len(sources):
                 self._backend.copy_blocks(sources, copies)
-            yield growth.take(step, _memory.forward(self._backend, growth.stretches(step)))
+            stretches = growth.stretches(step)
+            # Where no branch has a guess, nothing is left to compute behind the feeds.
+            logits = _memory.forward(self._backend, stretches) if stretches else torch.empty(0, self._vocab_size)
+            yield growth.take(step, logits)
 
 
 _UNKNOWN = -1

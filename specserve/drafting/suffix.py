@@ -167,8 +167,8 @@ class SuffixGuesser:
         self._rows: dict[int, _Row] = {}
         self._past = [Automaton()]
 
-    def open(self, row: int, tokens: Sequence[int]) -> None:
-        """Start, or start again, with the committed tokens of a row."""
+    def open(self, row: int, tokens: Sequence[int], prompt_length: int = 0, prediction: Sequence[int] = ()) -> None:
+        """Start, or start again, with the committed tokens of a row; prompt and answer are one text."""
         self._rows[row] = _Row(self._past)
         self._rows[row].extend(tokens)
 

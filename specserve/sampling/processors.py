@@ -4,7 +4,8 @@ The order is vLLM's: allowed ids, bad words, min_tokens, then logit_bias, then r
 penalty; temperature, top-k, top-p and min-p follow in `dists.process`. Draft and target rows go through the same
 function, each seeing the committed tokens and the drafted ones before it.
 
-A mask that would leave a row no token at all is not applied to that row.
+A mask that would leave a row no token at all is not applied to that row. The grammar's mask is there already
+(`constraint.restrict`): what a grammar wants and an option forbids is written all the same.
 """
 
 from __future__ import annotations
@@ -107,9 +108,11 @@ def _limit(logits: torch.Tensor, places: Sequence[Place], vocab_size: int) -> No
     ids = torch.from_numpy(np.concatenate([ids for _, ids in limited])).to(logits.device)
     lengths = torch.tensor([len(ids) for _, ids in limited], device=logits.device)
     index = rows.repeat_interleave(lengths), ids
-    allowed = logits[index]
-    logits[rows] = -torch.inf
-    logits[index] = allowed
+    masked = torch.full_like(logits[rows], -torch.inf)
+    owner = torch.arange(len(rows), device=logits.device).repeat_interleave(lengths)
+    masked[owner, ids] = logits[index]
+    emptied = masked.amax(-1, keepdim=True).isneginf()
+    logits[rows] = torch.where(emptied, logits[rows], masked)
 
 
 def _strike(logits: torch.Tensor, index: Index, vocab_size: int) -> None:

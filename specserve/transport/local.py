@@ -51,10 +51,14 @@ class ThreadChannel:
         self._inbox.put(Arrived(self._peer, 0, message))
 
     def close(self) -> None:
-        """End the thread after what it was sent. Idempotent."""
+        """End the thread after what it was sent, without waiting for that. Idempotent."""
         if not self._closed:
             self._closed = True
             self._inbox.put(Stop())
+
+    def join(self, patience_s: float) -> None:
+        """Wait for the thread of a closed channel: the interpreter must not end while it computes."""
+        self._thread.join(patience_s)
 
 
 class _Back:

@@ -159,8 +159,8 @@ class Verifier:
         logits = logits if judged_at is None else logits[judged_at]
         # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
         finite = logits[:, : self._vocab_size].amax(-1).isfinite()
-        apply(logits, processed_places(rows), self._vocab_size)
         logits = restrict(logits, masks.rows, masks.bits)
+        apply(logits, processed_places(rows), self._vocab_size)
         last, chosen, healthy = self._judge(rows, logits, finite, message.dists)
         kept = self._settle(rows, last)
         scores, prompt_scores = scorer.emitted(last, chosen), scorer.prompt()

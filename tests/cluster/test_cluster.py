@@ -31,10 +31,12 @@ def url(config, ray_here) -> Iterator[str]:
 
 
 def test_chat_over_http(url):
-    """A chat request is answered, with usage and at the asked length."""
+    """A chat request is answered, with usage and at the asked length, under one id."""
     message = {"role": "user", "content": "Hello"}
     asked = {"model": "tiny", "messages": [message], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=WAIT_S).json()
+    reply = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=WAIT_S)
+    answer = reply.json()
+    assert len(reply.headers.get_list("x-request-id")) == 1
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 12
 

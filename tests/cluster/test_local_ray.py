@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cluster import local_ray, processes
+from specserve.errors import ConfigError
 
 
 @pytest.fixture
@@ -41,3 +43,22 @@ def test_without_proc_nothing_is_removed(temporary, monkeypatch):
     monkeypatch.setattr(processes, "current", lambda: None)
     local_ray.remove_orphans()
     assert (temporary / "sps-a").is_dir()
+
+
+@pytest.mark.parametrize("port", [0, 18437])
+@pytest.mark.parametrize("host", ["256.1.1.1", "nowhere.invalid", "192.0.2.1", "x" * 70 + ".y", "::2"])
+def test_a_host_that_is_not_here_is_refused_in_words(host: str, port: int) -> None:
+    """Whether or not a port is named: a ConfigError that names the setting, never what the socket raised."""
+    with pytest.raises(ConfigError, match=r"server\.host"):
+        local_ray.check_port(host, port) if port else local_ray.free_port(host)
+
+
+def test_a_port_that_is_taken_is_the_port_s_fault() -> None:
+    """The message names the port, and a free one is found beside it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"server\.port {port}"):
+            local_ray.check_port("127.0.0.1", port)
+        assert local_ray.free_port("127.0.0.1") != port

@@ -1,5 +1,7 @@
 """The draft worker on a table model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,18 @@ def test_a_plan_ahead_ends_where_a_step_is_refused(refused: int) -> None:
     assert all(len(push.tokens) for push in whole)
     assert len(short[-1].tokens) == len(short[-1].branches) == len(short[-1].dists.rows) == 0
     assert short[-1].steps == (refused + 1, 0, 1)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "coupled", "exact"])
+def test_a_plan_ahead_of_which_nothing_can_grow_feeds_its_rows(rule: str) -> None:
+    """Only one token is allowed, so that nothing else is likely: all steps are told, without tokens, and none fails."""
+    worker = refusing()
+    worker.handle(opened(1, rule=rule, tokens=(1, 2), allowed_token_ids=(3,)))
+    pushes = list(worker.handle(replace(ahead(1), ranks=ints([1]))))
+    assert [type(push).__name__ for push in pushes] == ["PushAhead"] * 4
+    assert [push.last for push in pushes] == [False] * 3 + [True]
+    assert not any(len(push.tokens) for push in pushes)
+    assert all(len(push.tokens) for push in worker.handle(ahead(2)))  # the likeliest one can be guessed
 
 
 @pytest.mark.parametrize("form", ["sparse", "dense"])

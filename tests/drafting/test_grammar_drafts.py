@@ -21,11 +21,11 @@ GRAMMARS = abc_grammars()
 CPU = torch.device("cpu")
 
 
-def worker(seed: int = 0) -> DraftWorker:
+def worker(seed: int = 0, ranks: int = 0) -> DraftWorker:
     logits = torch.randn(WIDTH, WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed)) * 3
     model = TableBackend(logits)
     model.allocate(64, 4)
-    space = Workspace(32, SparseDists(32, WIDTH, CPU), CPU)
+    space = Workspace(32, SparseDists(32, WIDTH, CPU), CPU, ranks=ranks)
     return DraftWorker(SmallModel(model, 5), space, vocab_size=WIDTH, grammars=GRAMMARS)
 
 
@@ -91,3 +91,26 @@ def test_a_row_without_anything_to_draft_leaves_the_others_theirs() -> None:
     push = pushed(drafter, *parts)
     assert push.chain_lengths.tolist() == [1, 0, 0, 4, 0]
     assert push.tokens[0] == END
+
+
+@pytest.mark.parametrize("ranks", [0, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", ["rejection", "coupled", "exact"])
+def test_an_answer_that_ends_in_its_draft_spoils_no_draft(rule: str, temperature: float, ranks: int) -> None:
+    """Steps go on behind its end for the other rows: its own place there holds nothing, and everybody is served."""
+    for seed in range(5):
+        drafter = worker(seed, ranks)
+        drafter.handle(structured(1, "c", [B, B], temperature=temperature, rule=rule, seed=seed))
+        drafter.handle(opened(2, temperature=temperature, rule=rule, seed=seed))
+        parts = [Part(1, 0, [B, B], [0, 1], slots=range(5)), Part(2, 0, [B, B], [2, 3], slots=range(5, 10))]
+        push = pushed(drafter, *parts)
+        assert push.chain_lengths.tolist() == [2, 5]
+        assert push.tokens.tolist()[:2] == [C, END]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+def test_drafts_follow_the_grammar_where_an_option_forbids_all_of_it(rule: str) -> None:
+    """As the target does: the grammar goes first."""
+    drafter = worker()
+    drafter.handle(structured(1, "c{3}", [B, B], rule=rule, allowed_token_ids=(A, B)))
+    assert pushed(drafter, Part(1, 0, [B, B], [0, 1], slots=range(4))).tokens.tolist() == [C, C, C, END]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from table_backend import TableBackend
 from test_rules_end_to_end import COUNT, LOSSLESS, SAMPLE, MarkovBackend, answers, engine_of, p_value, transitions
 
 from specserve.drafting import small_model
+from specserve.errors import Unavailable
 from specserve.transport.local import ThreadChannel
 
 
@@ -120,3 +122,19 @@ def test_workers_of_one_place_take_turns_by_themselves():
         with engine_of(depth=3, outcomes=outcomes) as engine:
             assert isinstance(engine._channels[0], ThreadChannel) == ahead
             assert hasattr(engine._engine._drafts, "hits") == ahead
+
+
+def test_no_worker_computes_when_its_engine_is_closed():
+    """An interpreter that ends while a thread is inside torch is killed by it."""
+
+    def ask():
+        with pytest.raises(Unavailable):
+            answers(engine, "coupled", range(COUNT))
+
+    with engine_of(delayed, depth=3, outcomes=4) as engine:
+        answering = threading.Thread(target=ask)
+        answering.start()
+        while not engine.levels().running:
+            time.sleep(0.01)
+    answering.join()
+    assert not [channel for channel in engine._channels if channel._thread.is_alive()]

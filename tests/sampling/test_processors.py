@@ -83,6 +83,16 @@ def test_a_mask_that_leaves_nothing_is_not_applied():
     assert row.isfinite().nonzero().flatten().tolist() == [0]
 
 
+def test_ids_that_are_allowed_and_masked_already_give_way():
+    """A grammar left the row without them: the row stays as it was, and another one is held to the same ids."""
+    masked = torch.full((VOCAB,), NEVER)
+    masked[7] = 1.0
+    rows = torch.stack([masked, torch.ones(VOCAB)])
+    limited = chain(allowed_token_ids=(3, 4))
+    apply(rows, [Place(0, limited, ()), Place(1, limited, ())], VOCAB)
+    assert [row.isfinite().nonzero().flatten().tolist() for row in rows] == [[7], [3, 4]]
+
+
 def test_rows_of_one_batch_have_each_its_own_context():
     """Index j sees the committed tokens and drafts 1 … j; the counts are the same before and after (MLC's T4)."""
     processors = chain(answer=[3], frequency_penalty=1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from specserve.errors import ChannelError
 from specserve.transport import Arrived, Mailbox
-from specserve.transport.local import LocalChannel, Stop, worker_loop
+from specserve.transport.local import LocalChannel, Stop, ThreadChannel, worker_loop
 from specserve.transport.messages import Cancel, Close, Message
 
 
@@ -76,3 +76,23 @@ def test_worker_loop_ends_when_the_channel_does():
     mailbox.put(Arrived("coordinator", 0, Close(1)))
     worker_loop(Echo(), mailbox, channel)
     assert channel.messages == [Cancel("1")]
+
+
+def test_a_closed_thread_can_be_waited_for():
+    """Closing does not wait, because the coordinator closes channels to workers that hang; joining does."""
+    going_on = threading.Event()
+
+    class Slow(Echo):
+        def handle(self, message: Message) -> list[Message]:
+            going_on.wait()
+            return super().handle(message)
+
+    mailbox = Mailbox()
+    channel = ThreadChannel(Slow(), mailbox, "target")
+    channel.send(Close(1))
+    channel.close()
+    channel.join(0.01)
+    assert mailbox.get(0) is None
+    going_on.set()
+    channel.join(10)
+    assert isinstance(mailbox.get(0), Arrived)

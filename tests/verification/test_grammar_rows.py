@@ -73,6 +73,31 @@ def test_no_rule_keeps_or_chooses_what_the_grammar_refuses(rule, temperature, ch
             assert (kept, token) in allowed, "".join(text[t] for t in [*chain[:kept], token])
 
 
+FORBIDDING = {
+    "allowed_token_ids": (END, 5),
+    "bad_words": ((A,), (C,), (AB,)),
+    "min_tokens": 9,
+}
+"""Options that forbid all that `c?` or `ab|a|c` allows somewhere."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("option", FORBIDDING)
+def test_what_a_grammar_wants_is_written_though_an_option_forbids_it(option, rule, temperature) -> None:
+    """An answer of one token of `ab|a|c`, whose end is early, too, is what the grammar says at every step."""
+    ends = (END,) if option == "min_tokens" else ()
+    for seed in range(10):
+        verifier = worker(B, END)
+        fields = {"rule": rule, "temperature": temperature, "seed": seed, "end_tokens": ends}
+        verifier.handle(structured(1, "ab|a|c", [B, B], **fields, **{option: FORBIDDING[option]}))
+        (kept,), (token,) = verdict(verifier, Part(1, 0, [B, B], [0, 1], chain=[B, END]))
+        assert kept == 0
+        assert token in {A, C, AB}
+        verifier.handle(structured(1, "ab|a|c", [B, B, C], **fields, **{option: FORBIDDING[option]}))
+        assert verdict(verifier, Part(1, 0, [B, B, C], [0, 1], chain=[C])) == ([0], [END])
+
+
 def test_drafts_that_the_grammar_allows_are_kept() -> None:
     """The masks do not refuse too much: the target's own masked greedy path is kept whole."""
     verifier = worker(B, AB, C)
