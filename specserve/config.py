@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from specserve.errors import ConfigError
 from specserve.tree_shape import TreeShape
@@ -25,6 +34,15 @@ class Section(BaseModel):
     """A part of the tree: frozen, and closed to unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        """Pydantic takes true for 1."""
+        field = cls.model_fields.get(info.field_name or "")
+        if isinstance(value, bool) and field is not None and field.annotation in (int, float, int | None, float | None):
+            raise ValueError(f"expected a number (found {str(value).lower()})")
+        return value
 
 
 class EmulatedConfig(Section):

@@ -29,12 +29,17 @@ def load(room: str, name: str) -> Any:
 
     Raises ConfigError that lists the choices there are, or says why the path leads nowhere.
     """
-    if "." in name:
+    if is_dotted(name):
         return _elsewhere(room, name)
     known = names_in(room)
     if name not in known:
         raise ConfigError(f"no {room} called {name!r}; there are: {', '.join(known)}")
     return import_module(f"specserve.{room}.{name}")
+
+
+def is_dotted(name: str) -> bool:
+    """Whether a name is a path of names with dots between, as Python's are."""
+    return "." in name and all(part.isidentifier() for part in name.split("."))
 
 
 def _elsewhere(room: str, path: str) -> Any:

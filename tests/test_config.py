@@ -30,6 +30,8 @@ def at(tree, dotted):
         ("engine.depth", "deep", "engine.depth: expected a whole number (found 'deep')"),
         ("engine.depth", 1.5, "engine.depth: expected a whole number (found 1.5)"),
         ("engine.depth", None, "engine.depth: expected a whole number (found nothing)"),
+        ("engine.depth", True, "engine.depth: expected a number (found true)"),
+        ("target.kv_memory_gib", False, "target.kv_memory_gib: expected a number (found false)"),
         ("engine.depth", -1, "engine.depth must be at least 0 (found -1)"),
         ("engine.depth", 99, "engine.depth must be at most 64 (found 99)"),
         ("engine.depth.x", 1, "engine.depth is a whole number, not a section with settings of its own (found x)"),

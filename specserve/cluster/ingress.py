@@ -22,6 +22,7 @@ from specserve.cluster.remote import Pipe, RemoteEngine
 from specserve.cluster.request_ids import NamedByProxy
 from specserve.cluster.routing import Router
 from specserve.cluster.routing_engine import RoutingEngine
+from specserve.errors import Unavailable
 from specserve.metrics import HttpMetrics, Snapshot
 from specserve.models.loading import prepare
 from specserve.sampling.grammar import Grammars
@@ -77,7 +78,9 @@ class Ingress:
         pipeline = self._fleet.at(name)
 
         async def connect(ingress_id: str, address: Address, cursor: int) -> Welcome:
-            answer: Welcome = await pipeline.connect_ingress.remote(ingress_id, address, cursor)
+            answer: Welcome | None = await pipeline.connect_ingress.remote(ingress_id, address, cursor)
+            if answer is None:
+                raise Unavailable("the pipeline is starting")
             return answer
 
         async def health() -> Health:

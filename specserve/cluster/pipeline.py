@@ -121,13 +121,14 @@ class Pipeline:
         if self._supervisor is not None:
             self._supervisor.check()
 
-    async def connect_ingress(self, ingress_id: str, address: Address, cursor: int) -> Welcome:
-        """Open the way for one ingress. Raises Unavailable, also while the pipeline starts.
+    async def connect_ingress(self, ingress_id: str, address: Address, cursor: int) -> Welcome | None:
+        """Open the way for one ingress; None while the pipeline starts. Raises Unavailable.
 
-        It does not wait: Serve would wait for it when this replica ends.
+        It does not wait: Serve would wait for it when this replica ends. Nor does it raise where there is nothing
+        wrong: Serve would log each try with its traceback.
         """
         if not self._ready.is_set():
-            raise Unavailable("the pipeline is starting")
+            return None
         return await (await self._serving()).connect_ingress(ingress_id, address, cursor)
 
     async def hold(self, name: str) -> None:

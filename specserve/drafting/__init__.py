@@ -248,7 +248,7 @@ def _kind(config: DraftConfig) -> Kind | None:
         return None
     name, kinds = config.speculator, get_args(Kind)
     known = [NO_SPECULATOR, *folders.names_in("drafting")]
-    if "." not in name and name not in known:
+    if not folders.is_dotted(name) and name not in known:
         raise ConfigError(f"no speculator called {name!r}; there are: {', '.join(known)}, and dotted paths of your own")
     found = folders.load("drafting", name)
     kind = getattr(found, "KIND", None)

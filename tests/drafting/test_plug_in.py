@@ -116,7 +116,8 @@ def test_a_class_or_module_by_its_path_drafts(target: Path, path: str) -> None:
         ("somebodys.broken", "cannot be imported: No module named 'not_there_at_all'"),
         ("somebodys.guessers.Mute", "built a Mute without guess"),
         ("nothing", "no speculator called 'nothing'; there are: none, eagle"),
-        ("..", "is not there|cannot be imported"),
+        ("..", "no speculator called"),
+        ("../../etc", "no speculator called"),
     ],
 )
 def test_what_is_no_speculator_is_refused_at_start(target: Path, path: str, words: str) -> None:
