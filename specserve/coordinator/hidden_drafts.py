@@ -58,7 +58,7 @@ class HiddenDrafts(SerialDrafts):
             self.link.put_chain(state, NOTHING)
             row.depth = 0
             return None
-        return super()._plan_row(row, budget, taken, among)
+        return self._plan_feed(row, budget, taken, among)
 
     def _ready(self, state: RequestState, among: Sequence[RequestState]) -> bool:
         """Whether the states that the request's next feed needs are there; may begin a new window behind a gap."""

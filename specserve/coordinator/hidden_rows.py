@@ -33,7 +33,7 @@ class _Kept:
 
     def cut(self, start: int, end: int) -> None:
         """Keep those from start to end only, of which the first may not be there."""
-        if start <= self.start and end >= self.end:
+        if not self.pieces or (start <= self.start and end >= self.end):
             return
         rows = self.rows(max(start, self.start), end)
         self.start, self.pieces = max(start, self.start), [rows] if len(rows) else []

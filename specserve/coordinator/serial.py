@@ -92,8 +92,14 @@ class SerialDrafts(WorkerSource):
         return min(row.start + row.feed, self.link.context)
 
     def _plan_row(self, row: TargetRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> DraftRow | None:
+        self.link.share(row.state, among)
+        return self._plan_feed(row, budget, taken, among)
+
+    def _plan_feed(
+        self, row: TargetRow, budget: int, taken: set[int], among: Sequence[RequestState]
+    ) -> DraftRow | None:
+        """A row whose request covers by now what others had for it."""
         state = row.state
-        self.link.share(state, among)
         lacking = self._reach(row) - state.draft_cached
         if lacking == 0 and state.chain.tokens:  # drafted already, for a round that the verifier did not compute
             row.depth = min(row.depth, state.chain.depth)

@@ -92,3 +92,23 @@ class HiddenMachine(EngineMachine):
 def test_every_token_comes_beside_the_right_state(examples):
     """Whatever happened before."""
     hold(HiddenMachine, examples, steps=40)
+
+
+def test_a_target_that_reads_again_shows_states_from_the_first_on():
+    """Lost where nothing was kept of a row, it starts before what the draft covers: nothing is there to be cut then."""
+    machine = HiddenMachine()
+    machine.build(depth=0, blocks=16, slots=6, policy="fixed")
+    machine.submit(after=0, branches=1, depth=None, length=1, max_tokens=2)
+    machine.run(count=3)
+    machine.lose(which="target")
+    machine.teardown()
+    machine.pools_add_up()
+
+
+def test_a_new_window_is_not_widened_by_what_a_sibling_covers():
+    """Answers to one prompt push each other's blocks out: who begins behind a gap has no states for the prompt."""
+    machine = HiddenMachine()
+    machine.build(depth=0, blocks=16, slots=6, policy="fixed")
+    machine.submit(after=0, branches=3, depth=None, length=6, max_tokens=17)
+    machine.teardown()
+    machine.pools_add_up()

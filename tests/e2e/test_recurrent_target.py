@@ -93,7 +93,7 @@ class Oracle:
     def guess(self, row, depth):
         done = self.known[row]
         text = next(text for text in self.texts if text[: len(done)] == done)
-        return [(token + (at % 5 == 0)) % 300 for at, token in enumerate(text[len(done) :][:depth], start=len(done))]
+        return [token if at % 5 else (token + 1) % 300 for at, token in enumerate(text[len(done) :][:depth], len(done))]
 
     def close(self, row):
         self.known.pop(row, None)
@@ -136,7 +136,7 @@ def test_text_is_the_models_own_when_chains_are_kept_in_part(models, own, family
     with LocalEngine(config, parts=oracle_parts(config, own(family))) as engine:
         check_answers(engine, own(family))
         assert counted(engine, "spec_decode_num_accepted_tokens_total{") > 30
-        assert counted(engine, "spec_decode_wasted_draft_tokens_total{") > 10
+        assert counted(engine, "spec_decode_wasted_draft_tokens_total{") >= 10
 
 
 @pytest.mark.parametrize("family", FAMILIES)
