@@ -197,19 +197,21 @@ def _raise_failure(states: list[PipelineState]) -> None:
 
 def pipeline_states() -> list[PipelineState]:
     """What the pipelines say about themselves; those that do not answer, starting or being replaced, are left out."""
-    return _ask_all("state", timeout_s=2)
+    return [state for state in _ask_all("state", timeout_s=2) if state is not None]
 
 
 def _ask_all(method: str, timeout_s: float) -> list[Any]:
-    """The answers of all pipelines, asked at the same time."""
-    answers = []
+    """The answers of all pipelines, asked at the same time; None from those that do not answer."""
+    answers: list[Any] = []
     with contextlib.suppress(Exception):  # there is none yet
         fleet = Fleet(serve.get_deployment_handle(PIPELINE, APP_NAME))
         fleet.any().name.remote().result(timeout_s=timeout_s)
         calls = [getattr(fleet.at(name), method).remote() for name in fleet.names()]
         for call in calls:
-            with contextlib.suppress(Exception):
+            try:
                 answers.append(call.result(timeout_s=timeout_s))
+            except Exception:
+                answers.append(None)
     return answers
 
 
@@ -219,10 +221,11 @@ def drain() -> None:
     deadline_s = time.monotonic() + _DRAIN_S
     told = False
     while time.monotonic() < deadline_s:
-        left = sum(state.health.running + state.health.waiting for state in pipeline_states())
-        if left == 0:
+        answers = _ask_all("open_requests", timeout_s=2)
+        left = sum(answer or 0 for answer in answers)
+        if left == 0 and None not in answers:  # who does not answer may have some
             return
-        if not told:
+        if left and not told:
             told = True
             _tell(f"draining {left} request(s), up to {_DRAIN_S:g} s")
         time.sleep(_POLL_S)

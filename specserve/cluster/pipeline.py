@@ -165,6 +165,10 @@ class Pipeline:
         """Take no new requests; those admitted go on."""
         await (await self._serving()).drain()
 
+    async def open_requests(self) -> int:
+        """Sequences that run or wait, asked for now. Raises while the coordinator is away."""
+        return 0 if self._supervisor is None else await self._supervisor.open_requests()
+
     async def stop(self) -> None:
         """End the children. Idempotent."""
         self._holds.close()
@@ -186,7 +190,7 @@ class Pipeline:
             return
         with contextlib.suppress(Exception):  # a pipeline that cannot drain has nothing to wait for
             await self._supervisor.drain()
-            while await self._supervisor.open_requests():
+            while await self.open_requests():
                 await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def __del__(self) -> None:
