@@ -195,8 +195,7 @@ def run(config: Config, steps: list[str]) -> dict[str, Any]:
         )
         for _ in range(2):
             add_node(cluster)
-        with launch.deployed(config, threading.Event()) as up:
-            assert up
+        with _waited_for(config):
             url = f"http://127.0.0.1:{config.server.port}"
             until(lambda: len(serving(url)) == 2, "two pipelines")
             expected = [streamed(url, config.served_name, number)[0] for number in range(STREAMS)]
@@ -206,6 +205,18 @@ def run(config: Config, steps: list[str]) -> dict[str, Any]:
                 facts[step] = STEPS[step](cluster, config, url, expected)
                 _say(json.dumps(facts[step]))
     return facts
+
+
+@contextmanager
+def _waited_for(config: Config) -> Iterator[None]:
+    """The application serves; at the end it is gone, and Serve with it."""
+    from ray import serve
+
+    try:
+        assert launch._wait(config, threading.Event(), launch._Display(quiet=True))
+        yield
+    finally:
+        serve.shutdown()
 
 
 def _say(text: str) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,26 +125,26 @@ def test_streams_that_are_open_at_the_end_are_told(ray_here, config):
     asyncio.run(run())
 
 
-class Wedged(VerifierActor):
-    """Its process lives, beats and answers, but its first round never ends."""
-
-    def load(self):
-        info = super().load()
-        handle = self._worker.handle
-
-        def stuck(message):
-            if isinstance(message, Verify):
-                time.sleep(3600)
-            return handle(message)
-
-        self._worker.handle = stuck
-        return info
-
-
 @pytest.mark.full
 def test_rounds_that_stop_are_bad_health(ray_here, config, monkeypatch):
     """Idle for longer than the bound is healthy; work without a round that ends is not, though everybody answers."""
-    monkeypatch.setattr(supervisors, "_STALL_S", 4.0)
+
+    class Wedged(VerifierActor):  # in here, so that it travels by value: workers cannot import this file
+        """Its process lives, beats and answers, but its first round never ends."""
+
+        def load(self):
+            info = super().load()
+            handle = self._worker.handle
+
+            def stuck(message):
+                if isinstance(message, Verify):
+                    threading.Event().wait()
+                return handle(message)
+
+            self._worker.handle = stuck
+            return info
+
+    monkeypatch.setattr(supervisors, "_STALL_PATIENCE", 4.0 / config.engine.hang_after_s)
     monkeypatch.setitem(supervisors.WORKER_ACTORS, "target", Wedged)
 
     async def run() -> None:
