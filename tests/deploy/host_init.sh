@@ -35,7 +35,7 @@ mount -t proc proc /proc
 
 # The link comes from outside, once this process is there to give it to.
 for _ in $(seq 100); do
-    [ -e /sys/class/net/eth0 ] || ip link show eth0 > /dev/null 2>&1 && break
+    ip link show eth0 > /dev/null 2>&1 && break  # /sys tells of the devices outside
     sleep 0.1
 done
 ip link set lo up
