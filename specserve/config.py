@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
+DEMO, DEMO_HEAD = "demo", "demo-head"
+"""Sources of models that ship with the package: the demo's target or draft model, and the head for its target."""
+
+
 class Section(BaseModel):
     """A part of the tree: frozen, and closed to unknown keys."""
 
@@ -464,9 +468,11 @@ class Config(Section):
 
     @property
     def draft_model(self) -> ModelConfig:
-        """The draft's model, which knows its target."""
+        """The draft's model, which knows its target. The demo has a head, too, for the speculator that reads one."""
         named = self.draft.model
-        return named.model_copy(update={"target": named.target or self.target.source})
+        reads_head = named.source == DEMO and self.draft.speculator == "eagle"
+        source = DEMO_HEAD if reads_head else named.source
+        return named.model_copy(update={"target": named.target or self.target.source, "source": source})
 
     @property
     def worker_processes(self) -> int:
@@ -478,7 +484,7 @@ class Config(Section):
         """The model id that clients use."""
         if self.model_name is not None:
             return self.model_name
-        if self.target.source == "demo":
+        if self.target.source == DEMO:
             return "smollm2-135m-instruct"
         return Path(self.target.source).stem.lower()
 

@@ -24,7 +24,7 @@ from specserve.bench.faults import KINDS, alive, titled
 from specserve.bench.load import quantile
 from specserve.bench.watched import Ask, expectations, keep_asking, watch
 from specserve.config import Config
-from specserve.errors import ConfigError
+from specserve.errors import ConfigError, Unavailable
 
 Progress = Callable[[str], None]
 
@@ -142,8 +142,12 @@ def _told(fault: Fault) -> str:
 
 
 def _inflict(kind: str, role: str, which: float, hold_s: float) -> Fault:
-    """Do it, and wait until all is well again."""
-    pids = _pids(role)
+    """Do it, and wait until all is well again. Raises Unavailable where there is nobody to do it to."""
+    end_s = time.monotonic() + LONGEST_RECOVERY_S
+    while not (pids := _pids(role)):  # a pipeline that is asked at a bad moment names nobody
+        if time.monotonic() > end_s:
+            raise Unavailable(f"there is no {role} process")
+        time.sleep(_POLL_S)
     pid = pids[int(which * len(pids))]
     began_s = time.monotonic()
     KINDS[kind](pid, hold_s)

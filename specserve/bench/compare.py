@@ -160,7 +160,7 @@ def _doors(
 
 def _work(config: Config, prompts: Prompts, options: Options, progress: Progress) -> Work:
     depth = max(options.depths)
-    with_draft = depth > 0 and drafting.has_worker(config.draft)
+    with_draft = depth > 0 and config.draft.speculator == "small_model"  # no other engine takes our heads
     return Work(
         target=prepare(config.target, progress, role="target"),
         draft=prepare(config.draft_model, progress, role="draft") if with_draft else None,

@@ -24,7 +24,7 @@ from specserve.cluster.fleet import Fleet
 from specserve.cluster.https import check_certificate, http_options
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
-from specserve.config import Config, unkeyed
+from specserve.config import DEMO, DEMO_HEAD, Config, unkeyed
 from specserve.errors import ConfigError
 from specserve.models.loading import prepare
 
@@ -76,7 +76,7 @@ def check_config(config: Config, *, models_here: bool) -> None:
         raise ConfigError(f"no rule called {config.engine.rule!r}; there are: {', '.join(rules)}")
     for model in [config.target] + ([config.draft_model] if with_draft else []):
         # `demo` and .gguf files may take long to prepare: that is the workers' task.
-        if models_here and model.source != "demo" and not Path(model.source).expanduser().is_file():
+        if models_here and model.source not in (DEMO, DEMO_HEAD) and not Path(model.source).expanduser().is_file():
             prepare(model, log.info)
 
 

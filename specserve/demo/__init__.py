@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 TRAINED_DRAFT = Path(__file__).parent / "draft"
+HEAD = Path(__file__).parent / "head"
+"""An EAGLE head for the target, in the published layout."""
 
 
 def target(progress: Callable[[str], None]) -> Path:

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from specserve.config import Config
+from specserve.config import DEMO, Config
 from specserve.drafting import Branch, Grown, Job, Kind, Trunk
 from specserve.drafting._chains import Chain, Picker
 from specserve.drafting.worker import beside
@@ -50,7 +50,7 @@ def heads_folder(config: Config) -> Path | None:
     Raises ConfigError for what is no model folder.
     """
     source = config.draft.model.source
-    if source in ("demo", config.target.source):  # the default, which has no heads
+    if source in (DEMO, config.target.source):  # the default, which has no heads
         return None
     path = Path(source).expanduser()
     loading.read_model_config(path)

