@@ -75,6 +75,7 @@ def test_peers_are_started_each_way_they_decode_and_skipped_with_the_reason(targ
     assert all(row["mode"].startswith("plain, skipped: ") and row["tokens_per_s"] is None for row in theirs[4:])
 
 
+@pytest.mark.full
 def test_transformers_answers_as_ours_do(target, tmp_path) -> None:
     """A real peer: a static batch and prompt lookup give our plain answers, token for token."""
     rows = compared(target, tmp_path, "transformers", "--depth", "0,2")
@@ -83,19 +84,20 @@ def test_transformers_answers_as_ours_do(target, tmp_path) -> None:
 
 
 _CHILD = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from specserve.bench.peer_environments import Environment
 from specserve.bench.started_peers import Work, started
 
 work = Work(Path("target"), None, 2, 8, 64, 1)
 with started(Environment.of("stub_peers.counting", Path(sys.argv[1])), "plain", work, lambda _: None):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would this
     print("up", flush=True)
     time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
 def test_an_interrupted_bench_leaves_no_server(number, tmp_path) -> None:
     """The server and its own process end with the bench, told to or not."""
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

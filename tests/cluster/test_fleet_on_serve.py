@@ -100,6 +100,7 @@ def test_three_hundred_open_calls_of_one_request_hold_nobody_up(handle):
     asyncio.run(run())
 
 
+@pytest.mark.full
 def test_without_the_fleet_two_calls_of_one_request_hold_up_all_others(handle):
     """Why `Calls` are made apart. When Ray mends this, the test fails, and `Calls` can go."""
 

@@ -82,6 +82,7 @@ def continued(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.full
 def test_a_start_that_takes_long_is_no_stall(ray_here, config):
     """While it starts, and right after, a pipeline is healthy to Serve however long that takes."""
     hasty = config.model_copy(update={"engine": config.engine.model_copy(update={"hang_after_s": 0.5})})
@@ -109,6 +110,7 @@ def test_a_start_that_takes_long_is_no_stall(ray_here, config):
     assert asyncio.run(run())
 
 
+@pytest.mark.full
 def test_streams_that_are_open_at_the_end_are_told(ray_here, config):
     """Stopping while a stream is open: its last delta says that the server is shutting down, with status 503."""
 

@@ -10,7 +10,7 @@ from deployment import complete, drafted, kill_mid_stream, pids, served
 
 from specserve.config import Config
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.full]  # by default tests/models/test_tensor_parallel.py has the ranks
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,6 @@ def test_the_text_is_that_of_one_process(url: str, expected_text: str) -> None:
     assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > TOKENS / 2
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("role", ["target/1", "target"])
 def test_the_loss_of_a_rank_replaces_the_group_under_the_stream(role: str, url: str, expected_text: str) -> None:
     """SIGKILL of one rank in mid stream: the stream waits and ends with the same text; both processes are others."""

@@ -67,6 +67,7 @@ def test_the_local_launcher_gives_ordinary_priority():
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_ray_reads_the_variable_by_this_name():
     """An actor of the local launcher's Ray has the priority of the process that started it."""
     program = (
