@@ -22,6 +22,8 @@ from specserve.text import Tokenizer
 from specserve.types import Request, RequestId, Sampling, WorkerInfo
 from specserve.verification.verifier import Verifier
 
+pytestmark = pytest.mark.timeout(1200)  # 50,000 answers of a draft that is mostly wrong take minutes on a busy machine
+
 VOCAB, LENGTH, PROMPT = 3, 5, (0, 2, 1, 1)
 BLOCKS, BLOCK_TOKENS = 512, 4
 
