@@ -102,8 +102,7 @@ def _speculator(config: Config) -> Iterator[Finding]:
     else:
         beside = "verifier" if drafting.lives_beside(config.draft) else "coordinator"
         where = "in a draft worker" if has_worker else f"beside the {beside}"
-        tree = "" if config.engine.tree_shape is None else f", trees of {config.engine.tree}"
-        yield Finding("speculator", f"{name} {where}, depth {config.engine.depth}{tree}")
+        yield Finding("speculator", f"{name} {where}, {config.engine.told_depth}")
 
 
 def _rule(config: Config) -> Iterator[Finding]:

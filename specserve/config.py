@@ -249,6 +249,11 @@ class EngineConfig(Section):
         return self
 
     @property
+    def told_depth(self) -> str:
+        """How far requests are drafted, for people."""
+        return f"depth {self.depth}" + ("" if self.tree_shape is None else f", trees of {self.tree}")
+
+    @property
     def tree_shape(self) -> TreeShape | None:
         """The limits of drafted trees; None where chains are drafted."""
         if self.tree is None or not self.depth:

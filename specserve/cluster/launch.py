@@ -300,10 +300,6 @@ def _own_stdout() -> Iterator[TextIO]:
         yield sys.__stdout__ or nowhere
 
 
-def _trees(config: Config) -> str:
-    return "" if config.engine.tree_shape is None else f", trees of {config.engine.tree}"
-
-
 def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
     """logs is the folder of the processes' logs, where they are this command's own."""
     host, port, scheme = config.server.host, config.server.port, config.server.scheme
@@ -313,7 +309,7 @@ def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
     body = json.dumps(asked, ensure_ascii=False)
     for line in (
         f"specserve serves {config.served_name} on {scheme}://{shown}:{port}/v1  (stop with Ctrl-C)",
-        f"drafts: {config.draft.speculator}, depth {config.engine.depth}{_trees(config)}, rule {config.engine.rule}",
+        f"drafts: {config.draft.speculator}, {config.engine.told_depth}, rule {config.engine.rule}",
         f"curl {scheme}://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         *([] if logs is None else [f"logs, while it runs: {logs}"]),
     ):
