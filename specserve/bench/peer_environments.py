@@ -20,11 +20,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO, Any
 
-from specserve import drafting, folders
+from specserve import cache, drafting, folders
 from specserve.bench.report import Row
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError, SpecserveError
-from specserve.models import cache
 from specserve.models.loading import Role, prepare
 
 ROOM = "bench.peer_servers"

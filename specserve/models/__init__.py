@@ -17,7 +17,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-NOT_CHOICES = frozenset({"cache", "loading", "threads", "trained_draft", "vocabulary"})
+NOT_CHOICES = frozenset({"loading", "threads", "trained_draft", "vocabulary"})
 
 
 @dataclass(frozen=True, slots=True)

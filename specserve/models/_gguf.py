@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from specserve import cache
 from specserve.errors import ConfigError
-from specserve.models import cache
 from specserve.models.loading import Progress
 
 _FORMAT = 1  # part of the cache key: raise it when what is written here changes

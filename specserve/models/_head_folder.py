@@ -30,9 +30,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from specserve import cache
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import cache, loading, trained_draft
+from specserve.models import loading, trained_draft
 
 WEIGHTS = "model.safetensors"
 FINGERPRINT = "target_fingerprint"

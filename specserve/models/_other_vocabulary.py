@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from specserve import cache
 from specserve.errors import ConfigError
-from specserve.models import cache, loading, vocabulary
+from specserve.models import loading, vocabulary
 from specserve.text import Tokenizer
 
 FILE = "other_vocabulary.safetensors"

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
+from specserve import cache
 from specserve.config import ModelConfig
 from specserve.errors import ProtocolError
-from specserve.models import Move, RaggedBatch, _device_profile, _syllables, cache
+from specserve.models import Move, RaggedBatch, _device_profile, _syllables
 from specserve.models._device_profile import Device, Role
 from specserve.models._digest_pages import DigestPages
 from specserve.models._hash_language import HashLanguage, Quality

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from specserve import cache
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import _reduced_head, cache, loading
+from specserve.models import _reduced_head, loading
 
 DESCRIPTION = "trained_draft.json"
 WEIGHTS = "trained_draft.safetensors"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from specserve.models.cache import key_of, root
+from specserve.cache import key_of, root
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parents[1] / "constraints.txt"

@@ -13,6 +13,8 @@ PACKAGE = Path(__file__).parents[2] / "specserve"
 GROUND = {
     *("types", "errors", "config", "folders", "metrics", "templates", "text", "logs", "timeline", "tracing"),
     "tree_shape",
+    "cache",
+    "native",
 }
 ROOMS = {
     "transport": set(),

@@ -13,9 +13,10 @@ import torch
 from tiny_causal import CONFIGS, SMALL
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specserve import cache
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import cache, loading, paged_transformers
+from specserve.models import loading, paged_transformers
 
 
 @pytest.fixture

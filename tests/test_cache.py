@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.models import cache
+from specserve import cache
 
 
 @pytest.fixture(autouse=True)
