@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specserve.distill import Progress, checkpoints, corpus
 from specserve.distill.corpus import Example
+from specserve.distill.loss import cross_entropies
 from specserve.distill.measures import Acceptance
 from specserve.distill.students import Student
 from specserve.errors import ConfigError
@@ -128,16 +129,16 @@ class Head:
     """The target's head for the ids int64 [m] that the draft may say: frozen. weight [V, width] is the whole head."""
 
     def __init__(self, weight: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> None:
-        self._weight = weight.detach()[ids.to(weight.device)].to(dtype)
+        self.weight = weight.detach()[ids.to(weight.device)].to(dtype)
 
     @property
     def device(self) -> torch.device:
         """Where it is, and where students have to be."""
-        return self._weight.device
+        return self.weight.device
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [..., m] of hidden [..., width]."""
-        return (hidden.to(self._weight.dtype) @ self._weight.t()).float()
+        return (hidden.to(self.weight.dtype) @ self.weight.t()).float()
 
 
 def loss_of(student: Student, head: Head, batch: Batch, schedule: Schedule) -> torch.Tensor:
@@ -148,22 +149,11 @@ def loss_of(student: Student, head: Head, batch: Batch, schedule: Schedule) -> t
     n = batch.tokens.shape[1]
     taught = batch.weights > 0
     taught[:, : n - places[-1].shape[1]] = False  # before the first chain's last place
-    goal, weights = _goal(head.logits(batch.hidden[taught]), schedule.greedy_share), batch.weights[taught]
-    shares = [schedule.later_share**place for place in range(len(places))]
-    total = torch.zeros((), device=head.device)
-    for share, states in zip(shares, places, strict=True):
-        found = head.logits(states[taught[:, n - states.shape[1] :]])
-        each = torch.logsumexp(found, -1) - torch.linalg.vecdot(goal, found)
-        total = total + share * (each * weights).sum()
-    return total / weights.sum() / sum(shares)
-
-
-@torch.no_grad()
-def _goal(logits: torch.Tensor, greedy_share: float) -> torch.Tensor:
-    """What is aimed at: the dist of these logits [N, m], mixed with its likeliest token."""
-    goal = torch.softmax(logits, -1)
-    best = goal.argmax(-1, keepdim=True)
-    return goal.mul_(1 - greedy_share).scatter_add_(1, best, torch.full_like(best, greedy_share, dtype=goal.dtype))
+    weights = batch.weights[taught]
+    states = [place[taught[:, n - place.shape[1] :]] for place in places]
+    each = cross_entropies(states, batch.hidden[taught], head.weight, weights, schedule.greedy_share)
+    shares = torch.tensor([schedule.later_share**place for place in range(len(places))], device=head.device)
+    return (each * shares).sum() / weights.sum() / shares.sum()
 
 
 def evaluate(student: Student, head: Head, paths: Sequence[Path], depth: int, most: int) -> Acceptance:
