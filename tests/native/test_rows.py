@@ -194,8 +194,9 @@ def test_softmax_is_that_of_float64_to_within_rounding(temperature: float) -> No
     heat = np.full(5, temperature, dtype=np.float32)
     found = _kernels.softmax(logits, heat, 2999)
     expected = torch.softmax(logits[:, :2999].double() / float(heat[0]), -1)
-    # Below e^-87 of the largest nothing is left.
-    assert torch.allclose(found[:, :2999].double(), expected, rtol=3e-6, atol=1e-37)
+    # Below e^-87 of the largest nothing is left. A logit far below it is rounded by a larger step.
+    assert torch.allclose(found[:, :2999].double(), expected, rtol=1e-5, atol=1e-37)
+    assert torch.allclose(found[:, :2999].double(), expected, rtol=0, atol=3e-7)
     assert (found[:, 2999:] == 0).all()
     assert (found[1, :2999:2] == 0).all()
     assert torch.equal(torch.cat([_kernels.softmax(row[None], heat[:1], 2999) for row in logits]), found)
