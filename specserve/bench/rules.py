@@ -1,6 +1,7 @@
 """`specserve bench rules`: what a rule's decision costs, in units of reading the target's logits once from memory.
 
 Rules, and what comes before them (`process`: logits to dists), are timed on random rows with sparse drafts of 64 ids.
+Rules that look at no dist past the first refused token are timed on chains that they keep whole, where they read most.
 Cases rotate over copies of their inputs that together exceed the processor's caches, and so
 does the read that they are compared with: a sum of the logits, measured between the rules of the same case. Times are
 CPU time of all threads, so that other work on the machine counts as little as it can.
@@ -9,7 +10,7 @@ CPU time of all threads, so that other work on the machine counts as little as i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -20,8 +21,9 @@ import torch
 from specserve.bench.report import Row
 from specserve.config import EngineConfig
 from specserve.errors import ConfigError
-from specserve.sampling.dists import process
+from specserve.sampling.dists import draw, process
 from specserve.sampling.noise import token_keys
+from specserve.sampling.race import race
 from specserve.verification import FixedNoise, Judge, RuleNoise, judges_of
 from specserve.verification._draft_rows import DraftRows
 
@@ -55,7 +57,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """One copy of what a rule is given."""
+    """One copy of what a rule is given; in place of `tokens`, the rules named in `picks` are given what they keep."""
 
     logits: torch.Tensor
     target: torch.Tensor
@@ -63,6 +65,7 @@ class _Inputs:
     tokens: torch.Tensor
     lengths: torch.Tensor
     noise: RuleNoise
+    picks: Mapping[str, torch.Tensor]
 
 
 def measure(options: Options, progress: Progress) -> list[Row]:
@@ -106,11 +109,11 @@ def _kernels() -> dict[str, Callable[[_Inputs], object]]:
 
     kernels: dict[str, Callable[[_Inputs], object]] = {"process": processed}
     judges = judges_of(EngineConfig(synthetic_acceptance=(0.8, 0.6, 0.4)))
-    return kernels | {name: partial(_judge, judge) for name, judge in judges.items()}
+    return kernels | {name: partial(_judge, name, judge) for name, judge in judges.items()}
 
 
-def _judge(judge: Judge, one: _Inputs) -> object:
-    return judge(one.target, one.draft, one.tokens, one.lengths, one.noise)
+def _judge(name: str, judge: Judge, one: _Inputs) -> object:
+    return judge(one.target, one.draft, one.picks.get(name, one.tokens), one.lengths, one.noise)
 
 
 def _inputs(batch: int, depth: int, vocab: int, seed: int) -> _Inputs:
@@ -129,7 +132,10 @@ def _inputs(batch: int, depth: int, vocab: int, seed: int) -> _Inputs:
         token_keys(torch.arange(batch)[:, None], positions),
     )
     tokens = ids.gather(2, places).squeeze(2)
-    return _Inputs(logits, target, draft, tokens, torch.full((batch,), depth), noise)
+    own = {"exact": draw(target.flatten(0, 1), noise.choose.flatten())}
+    own["coupled"] = race(target.flatten(0, 1), noise.keys.flatten(0, 1))
+    picks = {name: ids.view(batch, depth + 1)[:, :-1].contiguous() for name, ids in own.items()}
+    return _Inputs(logits, target, draft, tokens, torch.full((batch,), depth), noise, picks)
 
 
 def _median_ms(run: Callable[[_Inputs], object], copies: Sequence[_Inputs], repeats: int) -> float:

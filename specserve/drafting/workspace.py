@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from specserve import native
 from specserve.errors import ProtocolError
 from specserve.sampling import wire
 from specserve.sampling.dists import draw
@@ -139,6 +140,7 @@ class Workspace:
     def __init__(
         self, slots: int, dists: DistStore, device: torch.device, hidden_size: int = 0, ranks: int = 0
     ) -> None:
+        native.library()  # where it must be compiled first, before the first plan
         self._slots = slots
         self.ranks = ranks
         self._ranked = np.full((slots, ranks), -1, dtype=np.int64)

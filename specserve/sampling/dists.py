@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specserve.sampling import blocks
+from specserve.sampling import _kernels, blocks
 
 _CANDIDATES = 1024
 """Ids looked at before a whole row is sorted; nearly every nucleus is smaller."""
@@ -35,17 +35,18 @@ def process(
     top-k keeps exactly k ids and top-p the smallest set whose mass reaches top_p; between equals the lower id is kept.
     min-p keeps ids at least min_p times as likely as the likeliest (Nguyen et al., 2024).
     """
-    greedy = temperature.numpy() == 0
-    if greedy.all():
+    heat = temperature.numpy()
+    sampled = heat != 0
+    if not sampled.any():
         return one_hot(greedy_choice(logits, vocab_size), logits.shape[1]).to(logits.dtype)
-    dist = _softmax(logits, temperature, vocab_size)
-    for rows in _rows_where(~greedy & ((top_p.numpy() < 1) | (top_k.numpy() > 0)), dist.device):
+    dist = _softmax(logits, heat, vocab_size)
+    for rows in _rows_where(((top_p.numpy() < 1) | (top_k.numpy() > 0)) & sampled, dist.device):
         here = rows.cpu()
         dist[rows] = filter_dist(dist[rows], top_p[here], top_k[here])
     if min_p is not None:
-        for rows in _rows_where(~greedy & (min_p.numpy() > 0), dist.device):
+        for rows in _rows_where((min_p.numpy() > 0) & sampled, dist.device):
             dist[rows] = _drop_unlikely(dist[rows], min_p[rows.cpu()])
-    for rows in _rows_where(greedy, dist.device):
+    for rows in _rows_where(~sampled, dist.device):
         dist[rows] = one_hot(greedy_choice(logits[rows], vocab_size), dist.shape[1]).to(dist.dtype)
     return dist
 
@@ -55,8 +56,12 @@ def _rows_where(mask: npt.NDArray[np.bool_], device: torch.device) -> list[torch
     return [torch.from_numpy(mask.nonzero()[0]).to(device)] if mask.any() else []
 
 
-def _softmax(logits: torch.Tensor, temperature: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    heat = temperature.numpy()
+def _softmax(logits: torch.Tensor, heat: npt.NDArray[np.float32], vocab_size: int) -> torch.Tensor:
+    found = _kernels.softmax(logits, heat, vocab_size)
+    return _softmax_in_tensors(logits, heat, vocab_size) if found is None else found
+
+
+def _softmax_in_tensors(logits: torch.Tensor, heat: npt.NDArray[np.float32], vocab_size: int) -> torch.Tensor:
     real = logits[:, :vocab_size]
     dist = torch.empty_like(logits)
     if vocab_size < dist.shape[1]:
@@ -144,6 +149,11 @@ def draw_where_possible(weights: torch.Tensor, noise: torch.Tensor) -> tuple[tor
     The row is read once, for the weight of each block of ids; then one block of it is looked at in detail. Sums within
     a block are in the weights' dtype, sums over blocks in float64.
     """
+    found = _kernels.draw(weights, noise)
+    return _draw_in_tensors(weights, noise) if found is None else found
+
+
+def _draw_in_tensors(weights: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mass = blocks.sums(weights, _BLOCK).double()
     threshold = noise.double()[:, None] * mass.sum(-1, keepdim=True)
     block, before = _first_above(mass, threshold)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from specserve.sampling import blocks
+from specserve.sampling import _kernels, blocks
 from specserve.sampling.noise import T, token_words
 
 _BLOCK = 64
@@ -43,6 +43,11 @@ def race(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     Of equal scores the lowest id wins. An id of probability 0 never wins; a row without any mass, or with NaN, gives
     some id.
     """
+    found = _kernels.race(dist, keys)
+    return _race_in_tensors(dist, keys) if found is None else found
+
+
+def _race_in_tensors(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     if not len(dist):
         return torch.empty(0, dtype=torch.int64, device=dist.device)
     vocab_size = dist.shape[1]
@@ -76,7 +81,8 @@ def race_sparse(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> t
 
 def race_scores(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """float64 [m, k]: how ids [m, k] of probabilities [m, k] finish under keys int32 [m, 4]; the largest wins."""
-    return _scores(ids, probs, keys[:, None])
+    found = _kernels.race_scores(ids, probs, keys)
+    return _scores(ids, probs, keys[:, None]) if found is None else found
 
 
 def race_ranking(dist: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:

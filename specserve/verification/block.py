@@ -18,6 +18,7 @@ from specserve.sampling.wire import Support
 from specserve.types import DraftPicks
 from specserve.verification import Judge, RuleNoise
 from specserve.verification._draft_rows import DraftRows, draw_leftover, rows_at
+from specserve.verification._kernels import judge_ratios
 
 DRAFT_PICKS: Final[DraftPicks] = "sampling"
 NEEDS_DISTS: Final[bool] = True
@@ -34,6 +35,13 @@ def judge(
     target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `verification.Judge`. A token that its own draft dist holds impossible ends what can be kept."""
+    said = judge_ratios("block", target, draft, tokens, lengths, noise.accept, noise.choose)
+    return _judge_in_tensors(target, draft, tokens, lengths, noise) if said is None else said
+
+
+def _judge_in_tensors(
+    target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
+) -> tuple[torch.Tensor, torch.Tensor]:
     if not draft.depth:
         return torch.zeros_like(lengths), draw(target[:, 0], noise.choose[:, 0])
     weights = _weights(target, draft, tokens)

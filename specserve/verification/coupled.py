@@ -20,6 +20,7 @@ from specserve.types import DraftPicks
 from specserve.verification import Judge, RuleNoise
 from specserve.verification._chain import judge_greedy
 from specserve.verification._draft_rows import DraftRows
+from specserve.verification._kernels import judge_coupled
 from specserve.verification._tree import DraftTree, follow
 
 DRAFT_PICKS: Final[DraftPicks] = "shared_noise"
@@ -37,7 +38,8 @@ def judge(
     target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `verification.Judge`. The draft dists have no influence."""
-    return judge_greedy(_choices(target, noise.keys), tokens, lengths)
+    said = judge_coupled(target, tokens, lengths, noise.keys)
+    return judge_greedy(_choices(target, noise.keys), tokens, lengths) if said is None else said
 
 
 def judge_tree(

@@ -16,6 +16,7 @@ from specserve.types import DraftPicks
 from specserve.verification import Judge, RuleNoise
 from specserve.verification._chain import judge_greedy
 from specserve.verification._draft_rows import DraftRows
+from specserve.verification._kernels import judge_exact
 from specserve.verification._tree import DraftTree, follow
 
 DRAFT_PICKS: Final[DraftPicks] = "argmax"
@@ -33,7 +34,8 @@ def judge(
     target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `verification.Judge`. The draft dists have no influence."""
-    return judge_greedy(_choices(target, noise.choose), tokens, lengths)
+    said = judge_exact(target, tokens, lengths, noise.choose)
+    return judge_greedy(_choices(target, noise.choose), tokens, lengths) if said is None else said
 
 
 def judge_tree(

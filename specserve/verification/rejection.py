@@ -17,6 +17,7 @@ from specserve.types import DraftPicks
 from specserve.verification import Judge, RuleNoise
 from specserve.verification._chain import kept_length
 from specserve.verification._draft_rows import DraftRows, draw_leftover, rows_at
+from specserve.verification._kernels import judge_ratios
 from specserve.verification._tree import DraftTree, by_place, judge_siblings
 
 DRAFT_PICKS: Final[DraftPicks] = "sampling"
@@ -34,6 +35,13 @@ def judge(
     target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `verification.Judge`. A token that its own draft dist holds impossible is refused."""
+    said = judge_ratios("rejection", target, draft, tokens, lengths, noise.accept, noise.choose)
+    return _judge_in_tensors(target, draft, tokens, lengths, noise) if said is None else said
+
+
+def _judge_in_tensors(
+    target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
+) -> tuple[torch.Tensor, torch.Tensor]:
     kept = kept_length(_accepted(target, draft, tokens, noise.accept), lengths)
     choose = noise.choose.gather(1, kept[:, None]).squeeze(1)
     if not draft.depth:

@@ -17,6 +17,7 @@ from specserve.types import DraftPicks
 from specserve.verification import Judge, RuleNoise
 from specserve.verification._chain import kept_length
 from specserve.verification._draft_rows import DraftRows, rows_at
+from specserve.verification._kernels import judge_typical
 
 DRAFT_PICKS: Final[DraftPicks] = "argmax"
 NEEDS_DISTS: Final[bool] = False
@@ -36,6 +37,13 @@ def judge(
     target: torch.Tensor, draft: DraftRows, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `verification.Judge`. The draft dists have no influence."""
+    said = judge_typical(target, tokens, lengths, noise.choose, FLOOR, SHARE)
+    return _judge_in_tensors(target, tokens, lengths, noise) if said is None else said
+
+
+def _judge_in_tensors(
+    target: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor, noise: RuleNoise
+) -> tuple[torch.Tensor, torch.Tensor]:
     offered = target[:, :-1]
     mass = offered.gather(2, tokens[..., None]).squeeze(2)
     threshold = (SHARE * torch.exp(-_entropy(offered))).clamp(max=FLOOR)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specserve import folders
+from specserve import folders, native
 from specserve.config import NO_SPECULATOR, Config, EngineConfig
 from specserve.errors import ConfigError, EmulationTooSlow, GroupLost, ProtocolError
 from specserve.models import AtOnce, Backend, Hardware, HoldsTrees, Move, ShowsHidden, _memory, _memory_plan
@@ -94,6 +94,7 @@ class Verifier:
         self._hardware = AtOnce() if hardware is None else hardware
         self._vocab_size = min(vocab_size, backend.vocab_size)
         self._profiles = Profiles(grammars)
+        native.library()  # where it must be compiled first, before the first round
         self._mask_thread = ThreadPoolExecutor(1, "specserve-masks")
         engine = EngineConfig() if engine is None else engine
         self._judges = judges_of(engine)

@@ -1,0 +1,155 @@
+"""C kernels for rows over a vocabulary (`native/`), asked with tensors. Each answer is None where there is no kernel
+for them: on a GPU, in other dtypes, or without a C compiler. Tensor operations then say the same.
+
+A lone row is read in a few microseconds, which a chain of tensor operations takes many times over; for it a kernel
+is one call. Kernels give the same bits for a row in any company and for any number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specserve import native
+
+_POINTER, _COUNT, _REAL, _THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
+_CHAINS = (_POINTER, _POINTER, _POINTER)  # target, tokens, lengths
+
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "draw": (_POINTER, *(_COUNT,) * 3, *(_POINTER,) * 3, _THREADS),
+    "race": (_POINTER, *(_COUNT,) * 3, *(_POINTER,) * 2, _THREADS),
+    "race_scores": (*(_POINTER,) * 3, *(_COUNT,) * 2, _POINTER),
+    "softmax": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
+    "argmax": (_POINTER, *(_COUNT,) * 3, _POINTER, _THREADS),
+    "rejection": (*(_COUNT,) * 4, *(_POINTER,) * 8, _THREADS),
+    "block": (*(_COUNT,) * 4, *(_POINTER,) * 8, _THREADS),
+    "exact": (*(_COUNT,) * 3, *_CHAINS, *(_POINTER,) * 2, _THREADS),
+    "coupled": (*(_COUNT,) * 3, *_CHAINS, *(_POINTER,) * 2, _THREADS),
+    "typical": (*(_COUNT,) * 3, *_CHAINS, _POINTER, *(_REAL,) * 2, _POINTER, _THREADS),
+}
+
+Kernel = Callable[..., int]
+
+_SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
+
+_SHARED_FROM = 1 << 22
+"""Bytes from which reading is shared among threads; waking them takes as long as reading some hundred KiB."""
+
+_NO_MEMORY = 2
+
+
+@lru_cache(maxsize=64)
+def kernel(name: str, dtype: torch.dtype) -> Kernel | None:
+    """The function of this name for rows of this dtype."""
+    library, symbol = native.library(), f"specserve_{name}_{_SUFFIXES.get(dtype)}"
+    if library is None or not hasattr(library, symbol):
+        return None
+    found: Any = library[symbol]
+    found.argtypes = _ARGUMENTS[name]
+    return found  # type: ignore[no-any-return]
+
+
+def threads_for(rows: torch.Tensor) -> int:
+    """How many threads read these rows."""
+    return torch.get_num_threads() if rows.numel() * rows.itemsize >= _SHARED_FROM else 1
+
+
+def packed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values in this dtype, without gaps: themselves, where they are so."""
+    return values if values.dtype == dtype and values.is_contiguous() else values.to(dtype).contiguous()
+
+
+def checked(status: int) -> None:
+    """Raise MemoryError when a kernel says that there was none."""
+    if status == _NO_MEMORY:
+        raise MemoryError("no memory for the sums of a row")
+
+
+def _readable(rows: torch.Tensor) -> bool:
+    return rows.is_cpu and rows.stride(-1) == 1 and not rows.requires_grad
+
+
+def draw(weights: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`dists.draw_where_possible`."""
+    run = kernel("draw", weights.dtype)
+    if run is None or not _readable(weights):
+        return None
+    count, width = weights.shape
+    noise = packed(noise, torch.float64)
+    ids, possible = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
+    places = (noise.data_ptr(), ids.data_ptr(), possible.data_ptr())
+    checked(run(weights.data_ptr(), weights.stride(0), count, width, *places, threads_for(weights)))
+    return ids, possible
+
+
+def race(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+    """`race.race`."""
+    run = kernel("race", dist.dtype)
+    if run is None or not _readable(dist):
+        return None
+    count, width = dist.shape
+    keys = packed(keys, torch.int32)
+    winners = torch.empty(count, dtype=torch.int64)
+    places = (keys.data_ptr(), winners.data_ptr())
+    checked(run(dist.data_ptr(), dist.stride(0), count, width, *places, threads_for(dist)))
+    return winners
+
+
+def race_scores(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+    """`race.race_scores`."""
+    run = kernel("race_scores", probs.dtype)
+    if run is None or not probs.is_cpu:
+        return None
+    ids, probs, keys = packed(ids, torch.int64), packed(probs, probs.dtype), packed(keys, torch.int32)
+    scores = torch.empty(probs.shape, dtype=torch.float64)
+    run(ids.data_ptr(), probs.data_ptr(), keys.data_ptr(), *probs.shape, scores.data_ptr())
+    return scores
+
+
+def softmax(logits: torch.Tensor, heat: npt.NDArray[np.float32], vocab_size: int) -> torch.Tensor | None:
+    """softmax(logits / heat) of rows [m, V] over the first vocab_size ids; heat [m], of which 0 counts as 1."""
+    run = kernel("softmax", logits.dtype)
+    if run is None or not _readable(logits):
+        return None
+    count, width = logits.shape
+    dist, heat = torch.empty(count, width), np.ascontiguousarray(heat)
+    places = (heat.ctypes.data, dist.data_ptr())
+    run(logits.data_ptr(), logits.stride(0), count, vocab_size, width, *places, threads_for(logits))
+    return dist
+
+
+def argmax(rows: torch.Tensor) -> torch.Tensor | None:
+    """`blocks.argmax`."""
+    run = kernel("argmax", rows.dtype)
+    if run is None or not _readable(rows):
+        return None
+    places = torch.empty(len(rows), dtype=torch.int64)
+    run(rows.data_ptr(), rows.stride(0), *rows.shape, places.data_ptr(), threads_for(rows))
+    return places
+
+
+@lru_cache(maxsize=1)
+def _philox() -> Kernel | None:
+    library = native.library()
+    if library is None:
+        return None
+    found: Any = library.specserve_philox
+    found.argtypes = (_POINTER, _COUNT, _POINTER)
+    found.restype = None
+    return found  # type: ignore[no-any-return]
+
+
+def philox(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64] | None:
+    """`noise.philox` of counter and key words [6, …], packed: four words [4, …]."""
+    run = _philox()
+    if run is None:
+        return None
+    into = np.empty((4, *words.shape[1:]), dtype=np.uint64)
+    run(words.ctypes.data, into[0].size, into.ctypes.data)
+    return into
