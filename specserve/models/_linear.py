@@ -62,8 +62,8 @@ def make_invariant(model: nn.Module) -> None:
             module.make_invariant()
         elif isinstance(module, nn.Linear):
             raise ConfigError(
-                f"batch_invariant needs float32 on a CPU with a C compiler, or whose torch has oneDNN; a layer of this model stays a plain "
-                f"linear layer ({module.weight.dtype} on {module.weight.device})"
+                f"batch_invariant needs float32 on a CPU with a C compiler, or whose torch has oneDNN; a layer of this "
+                f"model stays a plain linear layer ({module.weight.dtype} on {module.weight.device})"
             )
 
 

@@ -45,9 +45,9 @@ class _CLayer(ctypes.Structure):
 
 class _CDecoder(ctypes.Structure):
     _fields_: _Fields = (
-        *_fields(_Number, "layers width heads kv_heads dim inner vocabulary block_tokens"),
+        *_fields(_Number, "layers width heads kv_heads dim inner vocabulary block_tokens normed_first"),
         *_fields(_Float, "epsilon scaling rope_scaling unused"),
-        *_fields(_Pointer, "embedding frequencies norm head_ids each"),
+        *_fields(_Pointer, "embedding frequencies norm beside head_ids each"),
         *_fields(Product, "entry head"),
     )
 
@@ -62,7 +62,11 @@ class _CStep(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """The parts of a decoder, as modules. entry makes one state of an embedding and a given one, side by side."""
+    """The parts of a decoder, as modules.
+
+    Of a head that goes on from given states: entry makes one state of an embedding and a given one; or else the only
+    layer reads both `beside` each other, normed by that, and its sums go on from the given ones, normed first or not.
+    """
 
     embedding: torch.Tensor
     rotary: Any
@@ -71,6 +75,8 @@ class Anatomy:
     norm: nn.Module
     head: nn.Module
     entry: nn.Module | None = None
+    beside: nn.Module | None = None
+    normed_first: bool = False
 
 
 class NativeDecoder:
@@ -180,7 +186,7 @@ class NativeDecoder:
         head = _part(anatomy.head if reduced is None else reduced.part)
         return _CDecoder(
             layers=len(self._layers),
-            width=layer.query.inputs,
+            width=layer.output.outputs,
             heads=layer.query.outputs // layout.key_dim,
             kv_heads=layout.kv_heads,
             dim=layout.key_dim,
@@ -192,6 +198,8 @@ class NativeDecoder:
             embedding=self._pointer(anatomy.embedding),
             frequencies=self._pointer(anatomy.rotary.inv_freq.float()),
             norm=self._weight(anatomy.norm),
+            beside=self._weight(anatomy.beside),
+            normed_first=anatomy.normed_first,
             head_ids=None if reduced is None else self._pointer(reduced.ids),
             each=ctypes.addressof(self._layers),
             entry=Product() if anatomy.entry is None else _part(anatomy.entry),

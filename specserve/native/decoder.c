@@ -22,11 +22,13 @@ typedef struct {
 } layer;
 
 /* entry: what makes one state of a token's embedding and a given state; its panels are null where only tokens are read.
+ * beside: the norm of given states that the only layer reads beside the embeddings, null where none does so; its sums
+ * then go on from the given states, normed first or not.
  * head_ids: which logits the head's outputs are, null for all in order. */
 typedef struct {
-    int64_t layers, width, heads, kv_heads, dim, inner, vocabulary, block_tokens;
+    int64_t layers, width, heads, kv_heads, dim, inner, vocabulary, block_tokens, normed_first;
     float epsilon, scaling, rope_scaling, unused;
-    const float *embedding, *frequencies, *norm;
+    const float *embedding, *frequencies, *norm, *beside;
     const int64_t *head_ids;
     const layer *each;
     product entry, head;
@@ -56,7 +58,7 @@ typedef struct {
 } room;
 
 INLINE int64_t widest_input(const decoder *model) {
-    return model->entry.panels ? 2 * model->width : model->width;
+    return model->entry.panels || model->beside ? 2 * model->width : model->width;
 }
 
 INLINE int64_t heads_width(const decoder *model) { return (model->heads + 2 * model->kv_heads) * model->dim; }
@@ -188,9 +190,23 @@ static void turn(const float *head, const float *angles, int64_t dim, float *to)
     }
 }
 
+/* A token's embedding and its given state, both normed, one behind the other. */
+static void join_beside(const decoder *model, const layer *at, const step *now, const room *in, int64_t token) {
+    const int64_t width = model->width;
+    int64_t apart;
+    float *to = place(in->input, in->shape, 2 * width, token, &apart);
+    norm_into(model->embedding + now->tokens[token] * width, at->before, width, model->epsilon, to, apart);
+    norm_into(now->given + token * width, model->beside, width, model->epsilon, to + width * apart, apart);
+}
+
 static void begin_token(const decoder *model, const step *now, const room *in, int64_t token) {
     const float *embedded = model->embedding + now->tokens[token] * model->width;
     turn_angles(model, now->standing[token], in->angles + token * model->dim);
+    if (model->beside) {
+        const float *weight = model->normed_first ? model->beside : 0;
+        norm_into(now->given + token * model->width, weight, model->width, model->epsilon, in->hidden + token * model->width, 1);
+        return;
+    }
     if (!model->entry.panels) {
         memcpy(in->hidden + token * model->width, embedded, (size_t)model->width * sizeof(float));
         return;
@@ -330,7 +346,8 @@ static void run_layer(const decoder *model, int64_t index, const step *now, cons
     const int64_t width = model->width;
     const int64_t panels = panels_of(at->query.outputs) + panels_of(at->key.outputs) + panels_of(at->value.outputs);
     TOGETHER(phases, token, now->count) {
-        norm_row(in, token, at->before, width, model->epsilon);
+        if (model->beside) join_beside(model, at, now, in, token);
+        else norm_row(in, token, at->before, width, model->epsilon);
         show_entering(model, now, in, index, token);
     }
     TOGETHER(phases + 1, piece, panels) {
