@@ -131,6 +131,7 @@ def test_the_mode_is_refused_where_it_is_not_there() -> None:
         recurrent_transformers.RecurrentTransformers.make_batch_invariant(object())
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_the_target_is_invariant_and_the_draft_is_not(tmp_path) -> None:
     """`engine.batch_invariant` reaches the target only; a draft's rounding costs nothing but acceptance."""
     tiny_llama(tmp_path, seed=1)
