@@ -169,7 +169,8 @@ class EngineConfig(Section):
     )
     batch_invariant: bool = Field(
         False,
-        description="the target's logits are the same bits in any batch and at any depth; float32 on CPUs, slower",
+        description="the target's logits are the same bits in any batch and at any depth; float32 on CPUs, slower "
+        "without a C compiler",
     )
     max_requests: int = Field(32, ge=1, le=4096, description="requests decoding at once")
     max_batch_tokens: int = Field(512, ge=2, description="positions in one target forward")

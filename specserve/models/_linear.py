@@ -1,8 +1,9 @@
 """Float32 linear layers that cost the same for one row as for a few, on CPUs.
 
 torch's plain product takes up to three times as long for 2 to 8 rows as for one, which is just the size of a
-verification. oneDNN's packed weights do not; the packed form replaces the plain one. A head tied to the embedding is
-packed too, so its weight is held twice: the embedding reads rows of it, which the packed form does not show.
+verification. Packed weights do not: our own kernels' (`_panels`) where they can be compiled, else oneDNN's. The packed
+form replaces the plain one. A head tied to the embedding is packed too, so its weight is held twice: the embedding
+reads rows of it, which the packed form does not show.
 
 Layers that read the same input (queries, keys and values; gate and up) become one product: at batch 1 a layer of a
 small model takes less time than threads need to meet before and after it. The models' own code stays as it is, so it
@@ -18,6 +19,8 @@ import torch
 from torch import nn
 
 from specserve.errors import ConfigError
+from specserve.models import _panels
+from specserve.models._panels import Panels
 
 _USUAL_ROWS = 4  # oneDNN picks the packed layout for this many rows; others run on it as well
 _INVARIANT_ROWS = 2  # from here on oneDNN adds in the same order whatever the number of rows
@@ -30,8 +33,8 @@ def _cheapest_rows() -> int:
 
 
 def speed_up(model: nn.Module) -> None:
-    """Replace the linear layers of a float32 model on the CPU in place, where this torch has the operator."""
-    if not (torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
+    """Replace the linear layers of a float32 model on the CPU in place, where anything here can compute the others."""
+    if _panels.kernels() is None and not _has_onednn():
         return
     for parent in list(model.modules()):
         plain = {name: child for name, child in parent.named_children() if _can_be_packed(child)}
@@ -45,19 +48,22 @@ def speed_up(model: nn.Module) -> None:
             setattr(parent, name, PackedLinear([child]))
 
 
+def _has_onednn() -> bool:
+    return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+
+
 def make_invariant(model: nn.Module) -> None:
     """Let each row's result be the same bits in any batch, once `speed_up` replaced all linear layers of `model`.
 
-    oneDNN takes another order of additions for a lone row only, so there is never one. Raises ConfigError where a layer
-    could not be replaced.
+    Raises ConfigError where a layer could not be replaced.
     """
     for module in model.modules():
         if isinstance(module, PackedLinear):
-            module.fewest_rows = max(module.fewest_rows, _INVARIANT_ROWS)
+            module.make_invariant()
         elif isinstance(module, nn.Linear):
             raise ConfigError(
-                f"batch_invariant needs float32 on a CPU whose torch has oneDNN; a layer of this model stays a plain "
-                f"linear layer ({module.weight.dtype} on {module.weight.device})"
+                f"batch_invariant needs float32 on a CPU with a C compiler, or whose torch has oneDNN; a layer of this "
+                f"model stays a plain linear layer ({module.weight.dtype} on {module.weight.device})"
             )
 
 
@@ -76,26 +82,47 @@ def _fit_together(layers: Sequence[nn.Linear]) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """The products of linear layers with one input, side by side. rows [..., width] → [..., all outputs].
-
-    Fewer rows than `fewest_rows` are made up to that number, which changes no row's result but for roundings.
-    """
+    """The products of linear layers with one input, side by side. rows [..., width] → [..., all outputs]."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
+        library = _panels.kernels()
+        self._product: Panels | OneDnn = OneDnn(layers) if library is None else Panels(layers, library)
+
+    @property
+    def panels(self) -> Panels | None:
+        """The layers as our own kernels read them, None where they are oneDNN's."""
+        return self._product if isinstance(self._product, Panels) else None
+
+    def make_invariant(self) -> None:
+        """See the function of that name; panels need nothing."""
+        if isinstance(self._product, OneDnn):
+            self._product.fewest_rows = max(self._product.fewest_rows, _INVARIANT_ROWS)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result = self._product(rows.reshape(-1, rows.shape[-1]))
+        return result.view(*rows.shape[:-1], result.shape[-1])
+
+
+class OneDnn:
+    """The same by oneDNN. Fewer rows than `fewest_rows` are made up to that number, which changes no row's result but
+    for roundings; it takes another order of additions for a lone row only.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
         weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS)
         self._bias = torch.cat(biases) if biases else None
         self.fewest_rows = _cheapest_rows()
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        flat = rows.reshape(-1, rows.shape[-1])
-        count = len(flat)
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [n, inputs] → [n, all outputs]."""
+        count = len(rows)
         if 0 < count < self.fewest_rows:
-            flat = _filled_up(flat, self.fewest_rows)
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(flat, self._packed, self._bias, "none", [], "")
-        return result[:count].view(*rows.shape[:-1], result.shape[-1])
+            rows = _filled_up(rows, self.fewest_rows)
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        return result[:count]
 
 
 def _filled_up(rows: torch.Tensor, count: int) -> torch.Tensor:

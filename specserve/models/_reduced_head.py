@@ -27,11 +27,11 @@ class ReducedHead(nn.Module):
         self.part.weight = nn.Parameter(weight, requires_grad=False)
         self.register_buffer("ids", ids, persistent=False)
         self.ids: torch.Tensor
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         found = self.part(hidden)
-        logits: torch.Tensor = found.new_full((*found.shape[:-1], self._vocab_size), float("-inf"))
+        logits: torch.Tensor = found.new_full((*found.shape[:-1], self.vocab_size), float("-inf"))
         return logits.index_copy_(-1, self.ids, found)
 
 

@@ -12,6 +12,7 @@ checkpoints were trained: the pair of token p and state p − 1 stands at p − 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from specserve.config import ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import RaggedBatch, _attention, _head_folder, _linear, _rope, loading
 from specserve.models._head_folder import HeadDescription
+from specserve.models._native_decoder import Anatomy, NativeDecoder
 from specserve.models._paged_model import AttentionModel
 from specserve.models._pages import LayerLayout, PagedStep
 from specserve.models._reduced_head import ReducedHead
@@ -74,11 +76,11 @@ class _SideBySide(nn.Module):
             rows = getattr(self.self_attn, name).out_features
             setattr(self.self_attn, name, nn.Linear(2 * width, rows, bias=False))
         self.mlp = LlamaMLP(config)
-        self._norm_first = norm_first
+        self.norm_first = norm_first
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, **shared: Any) -> torch.Tensor:
         normed = self.hidden_norm(hidden)
-        base = normed if self._norm_first else hidden
+        base = normed if self.norm_first else hidden
         attended, _ = self.self_attn(
             hidden_states=torch.cat([self.input_layernorm(embedded), normed], -1), attention_mask=None, **shared
         )
@@ -128,6 +130,14 @@ class Network(nn.Module):
         fused: torch.Tensor = self.fc(read) if self._side_by_side else read
         return fused
 
+    def anatomy(self, layouts: Mapping[int, LayerLayout]) -> Anatomy:
+        """Its parts, for the way that is one call."""
+        parts = (self.embed_tokens.weight, self.rotary_emb, self.layers, layouts, self.norm, self.head)
+        if not self._side_by_side:
+            return Anatomy(*parts, entry=self.fc)
+        layer = self.layers[0]
+        return Anatomy(*parts, beside=layer.hidden_norm, normed_first=layer.norm_first)
+
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor, places: torch.Tensor, store: Any) -> torch.Tensor:
         """States [1, T, width] from tokens and places int64 [1, T] and hidden [1, T, width]."""
         embedded = self.embed_tokens(tokens)
@@ -162,6 +172,7 @@ class EagleHead(AttentionModel):
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         layout = LayerLayout(kv_heads, dim, dim, self._dtype, None)
         self._layouts = dict.fromkeys(range(description.layers), layout)
+        self._native = NativeDecoder.of(network.anatomy(self._layouts))
 
     @property
     def width(self) -> int:
@@ -177,11 +188,19 @@ class EagleHead(AttentionModel):
         """See `DraftHead`."""
         return self._network.fuse(read.to(self._device, self._dtype))
 
+    def allocate(self, blocks: int, block_tokens: int) -> None:
+        """See `Backend`."""
+        super().allocate(blocks, block_tokens)
+        if self._native is not None:
+            self._native.bind(self.pages)
+
     @torch.inference_mode()
     def forward_from(
         self, batch: RaggedBatch, hidden: torch.Tensor, origins: npt.NDArray[np.int64]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DraftHead`."""
+        if self._native is not None:
+            return self._native.run_from(batch, hidden.to(self._device, self._dtype), origins)
         pages = self.pages
         plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device, origins)
         tokens = torch.from_numpy(batch.tokens).to(self._device)[None]

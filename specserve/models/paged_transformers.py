@@ -2,13 +2,14 @@
 
 The model's own modules run unchanged on flat tokens [1, T] without padding; one attention function keeps keys and
 values in pages and knows the rows (block tables as in PagedAttention, Kwon et al. 2023). Logits are computed for
-the wanted tokens only. On a CPU the Llama kind has a shorter way through the same weights (`_flat_decoder`).
+the wanted tokens only. On a CPU the Llama kind has shorter ways through the same weights (`_native_decoder`, and
+without a compiler `_flat_decoder`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from specserve.errors import ConfigError
 from specserve.models import Move, RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
 from specserve.models._flat_decoder import FlatDecoder
 from specserve.models._invariant_step import InvariantStep
+from specserve.models._native_decoder import Anatomy, NativeDecoder
 from specserve.models._observer import Observer
 from specserve.models._paged_model import AttentionModel
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
@@ -54,6 +56,7 @@ class PagedTransformers(AttentionModel):
         _linear.speed_up(model)
         self._layouts, self._vocab_size = self._discover()
         self._flat = FlatDecoder.of(model, self._layouts)
+        self._native = None if self._flat is None else NativeDecoder.of(_anatomy(model, self._layouts))
         self._invariant = False
         self._observer: Observer | None = None
 
@@ -62,27 +65,40 @@ class PagedTransformers(AttentionModel):
         """What runs here, for heads that share parts of it."""
         return self._model
 
+    def allocate(self, blocks: int, block_tokens: int) -> None:
+        """See `Backend`."""
+        super().allocate(blocks, block_tokens)
+        if self._native is not None:
+            self._native.bind(self.pages)
+
     def move(self, moves: Sequence[Move]) -> None:
         """See `HoldsTrees`."""
         self.pages.move(moves)
 
     def make_batch_invariant(self) -> None:
-        """See `Backend`. What it costs: a call of attention per position, and products in small fixed pieces."""
+        """See `Backend`. Our own kernels are so at no cost; else a position has a call of attention of its own."""
         if self._device.type != "cpu" or self._dtype != torch.float32:
             raise ConfigError(
                 f"batch_invariant is there for float32 targets on a CPU; this one is {self._dtype} on {self._device}"
             )
+        if self._native is not None:
+            return
         _invariance.make_invariant(self._model)
         self._flat = None  # its activations and norms are not made row by row
         self._invariant = True
 
     def observe(self, layers: Sequence[int]) -> None:
         """See `ShowsHidden`."""
+        if self._native is not None:
+            self._native.observe(layers)
+            return
         self._observer = Observer(self._model, layers)
         self._flat = None  # it goes past the modules that are observed
 
     def observed(self) -> torch.Tensor:
         """See `ShowsHidden`."""
+        if self._native is not None:
+            return self._native.observed()
         if self._observer is None:
             raise ConfigError("the backend was asked for hidden states that nobody observes")
         return self._observer.states()
@@ -90,6 +106,8 @@ class PagedTransformers(AttentionModel):
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
+        if self._native is not None:
+            return self._native.run(batch)
         run = self._run if self._flat is None else self._flat.run
         return run(batch.tokens, batch.standing(), batch.wanted, self._step(self.pages, batch))
 
@@ -118,3 +136,10 @@ class PagedTransformers(AttentionModel):
         windows = {layer: layout.window for layer, layout in probe.layouts.items()}
         _refusals.refuse_unseen_windows(self._model.config, windows)
         return dict(sorted(probe.layouts.items())), logits.shape[-1]
+
+
+def _anatomy(model: Any, layouts: Mapping[int, LayerLayout]) -> Anatomy:
+    """Of a model that has a flat form."""
+    body = model.model
+    embedding, head = body.embed_tokens.weight, model.get_output_embeddings()
+    return Anatomy(embedding, body.rotary_emb, body.layers, layouts, body.norm, head)

@@ -8,7 +8,8 @@ import torch
 from tiny_causal import CONFIGS, SMALL, paged, ragged, random_tokens
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from specserve.models import _flat_decoder
+from specserve.models import _flat_decoder, _panels
+from specserve.models._native_decoder import NativeDecoder
 from specserve.models.paged_transformers import PagedTransformers
 
 FLAT = ["llama", "llama_yarn", "mistral_window", "qwen3"]
@@ -19,6 +20,14 @@ def batches() -> list:
     first, second = random_tokens(1, 22), random_tokens(2, 9)
     scattered = [31, 2, 17, 5, 9, 12]
     return [ragged([(first[:15], 0, scattered)]), ragged([(first[15:], 15, scattered), (second, 0, [20, 3, 7])])]
+
+
+@pytest.fixture(autouse=True, params=["torch", "our own"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as where there is no compiler, and once with our own products, but never with the whole step in C."""
+    if request.param == "torch":
+        monkeypatch.setattr(_panels, "kernels", lambda: None)
+    monkeypatch.setattr(NativeDecoder, "of", lambda anatomy: None)
 
 
 def logits_of(backend: PagedTransformers) -> torch.Tensor:

@@ -13,10 +13,24 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specserve.config import ModelConfig, parse
 from specserve.errors import ConfigError
-from specserve.models import _invariance, _linear, paged_transformers, recurrent_transformers
+from specserve.models import _invariance, _linear, _panels, paged_transformers, recurrent_transformers
 from specserve.models._worker import load_backend
 
 LENGTH = 36
+
+
+@pytest.fixture(params=["our own", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where there is a compiler, and where there is none."""
+    if request.param == "torch":
+        monkeypatch.setattr(_panels, "kernels", lambda: None)
+    return request.param
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything by torch, whose kernels know company."""
+    monkeypatch.setattr(_panels, "kernels", lambda: None)
 
 
 def invariant(family: str) -> paged_transformers.PagedTransformers:
@@ -52,6 +66,7 @@ def in_company(backend, texts: list[np.ndarray], seed: int) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.usefixtures("kernels")
 def test_logits_are_the_same_bits_in_any_company(family: str) -> None:
     """Every family, rounds of random rows and pieces; and they are the model's own, to rounding."""
     backend = invariant(family)
@@ -71,6 +86,7 @@ def test_no_logits_may_be_wanted(family: str) -> None:
     assert invariant(family).forward(replace(batch, wanted=np.empty(0, dtype=np.int64))).shape == (0, VOCABULARY)
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_without_the_mode_company_shows() -> None:
     """The ordinary backend moves bits, so the test above could fail; the check at start says so in words."""
     backend = paged("llama")
@@ -82,6 +98,7 @@ def test_without_the_mode_company_shows() -> None:
     _invariance.check(invariant("llama"), BLOCKS, BLOCK)
 
 
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("broken", ["_linear", "_RowByRow", "InvariantStep"])
 def test_each_part_is_needed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """Without any one of products, activations and attention made invariant, the check at start finds it."""
@@ -94,7 +111,7 @@ def test_each_part_is_needed(monkeypatch: pytest.MonkeyPatch, broken: str) -> No
     if broken == "_linear":
         for module in backend._model.modules():
             if isinstance(module, _linear.PackedLinear):
-                module.fewest_rows = 1
+                module._product.fewest_rows = 1
         monkeypatch.setattr(_invariance._linear, "make_invariant", lambda model: None)
     elif broken == "_RowByRow":
         monkeypatch.setattr(_invariance, "_ACTIVATIONS", frozenset())
@@ -114,6 +131,7 @@ def test_the_mode_is_refused_where_it_is_not_there() -> None:
         recurrent_transformers.RecurrentTransformers.make_batch_invariant(object())
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_the_target_is_invariant_and_the_draft_is_not(tmp_path) -> None:
     """`engine.batch_invariant` reaches the target only; a draft's rounding costs nothing but acceptance."""
     tiny_llama(tmp_path, seed=1)

@@ -10,7 +10,17 @@ from tiny_causal import CONFIGS, tiny
 from torch import nn
 
 from specserve.errors import ConfigError
-from specserve.models import _linear
+from specserve.models import _linear, _panels
+
+
+@pytest.fixture(autouse=True, params=["our own", "oneDNN"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where there is a compiler, and where there is none."""
+    if request.param == "oneDNN":
+        monkeypatch.setattr(_panels, "kernels", lambda: None)
+    elif _panels.kernels() is None:
+        pytest.skip("needs a C compiler with OpenMP")
+    return request.param
 
 
 class _Layer(nn.Module):
@@ -56,12 +66,31 @@ def test_any_number_of_rows_gives_the_plain_result(count: int, bias: bool) -> No
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_rows_that_fill_up_change_nothing(count: int) -> None:
-    """As many rows as there are come back, in their order, however many are computed."""
-    plain, fast = pair(bias=False)
+    """As many rows as there are come back from oneDNN, in their order, however many are computed."""
+    plain, _ = pair(bias=False)
+    product = _linear.OneDnn([plain.down_proj])
     rows = torch.randn(count, 40)
     for fewest in (1, 2, 4, 7):
-        fast.down_proj.fewest_rows = fewest
-        close(fast.down_proj(rows), plain.down_proj(rows))
+        product.fewest_rows = fewest
+        close(product(rows), plain.down_proj(rows))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_rows_product_has_the_same_bits_in_any_company(kernels: str, threads: int) -> None:
+    """Ours, by any number of threads; widths that fill no panel, and rows that fill no strip."""
+    if kernels == "oneDNN":
+        pytest.skip("oneDNN's differ for a lone row")
+    torch.manual_seed(1)
+    packed = _linear.PackedLinear([nn.Linear(130, outputs) for outputs in (7, 200, 33)])
+    rows = torch.randn(64, 130)
+    alone = torch.cat([packed(row[None]) for row in rows])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for count in (2, 5, 12, 13, 25, 64):
+            assert torch.equal(packed(rows[:count]), alone[:count])
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_parts_may_be_asked_for_in_any_order_and_with_any_input() -> None:

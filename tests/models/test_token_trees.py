@@ -97,8 +97,8 @@ def test_a_causal_mask_or_positions_in_pages_are_noticed() -> None:
     batch = ragged([tree_row(text, nodes, TABLES[0], 0)])
     as_chain = paged("llama").forward(replace(batch, trees={}))[len(text) :]
     backend = paged("llama")
-    flat, backend._flat = backend._flat, None
-    assert flat is not None
+    assert backend._flat is not None
+    backend._flat = backend._native = None
     flat_run = backend._run
     backend._run = lambda tokens, _, wanted, store: flat_run(tokens, batch.positions, wanted, store)
     misplaced = backend.forward(batch)[len(text) :]

@@ -1,0 +1,435 @@
+/* A whole forward of Llama and its nearest kin over flat rows, in one call: from token ids to logits.
+ *
+ * Every token's results are added up in an order of its own, whatever shares the call and however many threads there
+ * are, so they are the same bits in any company. Structures are mirrored in models/_native_decoder.py.
+ */
+#include <math.h>
+
+#include "attention.h"
+#include "products.h"
+#include "team.h"
+
+#define SPAN 4 /* chunks of keys that are one piece of work, where tokens and heads are too few for all threads */
+#define PIECES_PER_THREAD 8
+#define PHASES_OF_LAYER 9
+
+/* Norms and biases may be null. window is 0 where a layer sees everything. */
+typedef struct {
+    product query, key, value, output, gate, up, down;
+    const float *before, *between, *query_norm, *key_norm;
+    float *keys, *values;
+    int64_t window;
+} layer;
+
+/* entry: what makes one state of a token's embedding and a given state; its panels are null where only tokens are read.
+ * beside: the norm of given states that the only layer reads beside the embeddings, null where none does so; its sums
+ * then go on from the given states, normed first or not.
+ * head_ids: which logits the head's outputs are, null for all in order. */
+typedef struct {
+    int64_t layers, width, heads, kv_heads, dim, inner, vocabulary, block_tokens, normed_first;
+    float epsilon, scaling, rope_scaling, unused;
+    const float *embedding, *frequencies, *norm, *beside;
+    const int64_t *head_ids;
+    const layer *each;
+    product entry, head;
+} decoder;
+
+/* One forward. rows have offsets [rows + 1] into the tokens, tables [rows, widest] and origins [rows]; standing [tokens]
+ * is where a token counts as standing, straight [tokens] before which position it sees everything, paths
+ * [path_ends[token − 1], path_ends[token]) what else it sees (null without trees).
+ * What comes out, null where unwanted: logits [wanted, vocabulary]; entering [tokens, shown · width], the states before
+ * the `shown` layers shown_layers; last [tokens, width], normed; told [wanted, width], not normed. */
+typedef struct {
+    int64_t count, rows, wanted, widest, shown, threads;
+    const int64_t *tokens, *positions, *standing, *straight, *offsets, *origins, *chosen, *path_ends;
+    const int32_t *tables, *paths;
+    const int64_t *shown_layers;
+    const float *given;
+    float *logits, *entering, *last, *told;
+} step;
+
+/* Where intermediate results of a step are. */
+typedef struct {
+    strip_shape shape, head_shape;
+    phase *phases;
+    int64_t *rows;
+    float *angles, *hidden, *heads, *input, *mixed, *inner, *found, *head_input;
+    int64_t found_room, spans;
+} room;
+
+INLINE int64_t widest_input(const decoder *model) {
+    return model->entry.panels || model->beside ? 2 * model->width : model->width;
+}
+
+INLINE int64_t heads_width(const decoder *model) { return (model->heads + 2 * model->kv_heads) * model->dim; }
+
+/* Pieces of attention may be spans of keys where this many tokens or fewer share a step. */
+INLINE int64_t few_tokens(const decoder *model, const step *now) {
+    const int64_t pieces = PIECES_PER_THREAD * now->threads;
+    return (pieces + model->kv_heads - 1) / model->kv_heads;
+}
+
+INLINE void *part_of(char **at, int64_t bytes) {
+    char *part = *at;
+    *at += (bytes + 63) / 64 * 64;
+    return part;
+}
+
+/* Lay the intermediate results out from `at` on; returns how many bytes they take. */
+static int64_t furnish(const decoder *model, const step *now, char *at, room *in) {
+    char *const start = at;
+    const int64_t count = now->count, size = (int64_t)sizeof(float);
+    int64_t longest = 0;
+    for (int64_t token = 0; token < count; token++) {
+        longest = now->standing[token] >= longest ? now->standing[token] + 1 : longest;
+    }
+    in->shape = strips_for(count);
+    in->head_shape = strips_for(now->wanted);
+    in->spans = count <= few_tokens(model, now) ? (chunks_of(longest) + SPAN - 1) / SPAN : 1;
+    in->found_room = in->spans > 1 ? in->spans * SPAN : 1;
+    const int64_t group = model->heads / model->kv_heads * found_size(model->dim);
+    in->phases = part_of(&at, (PHASES_OF_LAYER * model->layers + 8) * (int64_t)sizeof(phase));
+    in->rows = part_of(&at, count * (int64_t)sizeof(int64_t));
+    in->angles = part_of(&at, count * model->dim * size);
+    in->hidden = part_of(&at, count * model->width * size);
+    in->heads = part_of(&at, count * heads_width(model) * size);
+    in->input = part_of(&at, count * widest_input(model) * size);
+    in->mixed = part_of(&at, count * model->heads * model->dim * size);
+    in->inner = part_of(&at, count * model->inner * size);
+    in->head_input = part_of(&at, now->wanted * model->width * size);
+    in->found = part_of(&at, in->spans > 1 ? count * model->kv_heads * in->found_room * group * size : 0);
+    return at - start;
+}
+
+/* row times its norm's weight, over the root of its mean square, into strips. */
+static void norm_into(const float *row, const float *weight, int64_t width, float epsilon, float *to, int64_t apart) {
+    if (!weight) {
+        for (int64_t i = 0; i < width; i++) to[i * apart] = row[i];
+        return;
+    }
+    lanes squares = {0};
+    int64_t at = 0;
+    for (; at + WIDTH <= width; at += WIDTH) squares += read(row + at) * read(row + at);
+    float total = sum_of(squares);
+    for (; at < width; at++) total += row[at] * row[at];
+    const float factor = 1.0f / sqrtf(total / (float)width + epsilon);
+    for (int64_t i = 0; i < width; i++) to[i * apart] = row[i] * factor * weight[i];
+}
+
+static void norm_row(const room *in, int64_t row, const float *weight, int64_t width, float epsilon) {
+    int64_t apart;
+    float *to = place(in->input, in->shape, width, row, &apart);
+    norm_into(in->hidden + row * width, weight, width, epsilon, to, apart);
+}
+
+INLINE int64_t width_of(const product *of, int64_t panel) {
+    const int64_t left = of->outputs - panel * PANEL;
+    return left < PANEL ? left : PANEL;
+}
+
+/* One panel's outputs of all rows: put into, or added to, rows of results that lie `apart`. */
+static void put_panel(const product *of, int64_t panel, const float *strips, strip_shape shape, float *to, int64_t apart) {
+    float tile[STRIP][PANEL];
+    const int64_t width = width_of(of, panel);
+    to += panel * PANEL;
+    for (int64_t strip = 0; strip < shape.strips; strip++) {
+        const int64_t rows = rows_of(shape, strip);
+        panel_product(of, panel, strips + strip * shape.height * of->inputs, rows, tile);
+        for (int64_t row = 0; row < rows; row++, to += apart) memcpy(to, tile[row], (size_t)width * sizeof(float));
+    }
+}
+
+static void add_panel(const product *of, int64_t panel, const float *strips, strip_shape shape, float *to, int64_t apart) {
+    float tile[STRIP][PANEL];
+    const int64_t width = width_of(of, panel);
+    to += panel * PANEL;
+    for (int64_t strip = 0; strip < shape.strips; strip++) {
+        const int64_t rows = rows_of(shape, strip);
+        panel_product(of, panel, strips + strip * shape.height * of->inputs, rows, tile);
+        for (int64_t row = 0; row < rows; row++, to += apart) {
+            for (int64_t i = 0; i < width; i++) to[i] += tile[row][i];
+        }
+    }
+}
+
+/* Gate and up of one panel: gate · sigmoid(gate) · up, into strips. */
+static void gate_panel(const decoder *model, const layer *at, int64_t panel, const room *in) {
+    float gate[STRIP][PANEL], up[STRIP][PANEL];
+    const int64_t width = width_of(&at->gate, panel);
+    for (int64_t strip = 0; strip < in->shape.strips; strip++) {
+        const int64_t rows = rows_of(in->shape, strip), first = strip * in->shape.height;
+        panel_product(&at->gate, panel, in->input + first * model->width, rows, gate);
+        panel_product(&at->up, panel, in->input + first * model->width, rows, up);
+        float *to = in->inner + first * model->inner + panel * PANEL * rows;
+        for (int64_t row = 0; row < rows; row++) {
+            for (int part = 0; part < VECTORS; part++) {
+                const lanes value = read(&gate[row][part * WIDTH]);
+                write(&up[row][part * WIDTH], value / (1.0f + exponential(-value)) * read(&up[row][part * WIDTH]));
+            }
+            for (int64_t i = 0; i < width; i++) to[i * rows + row] = up[row][i];
+        }
+    }
+}
+
+/* A token's rotary factors: cosines, then sines, of half a head each (Su et al. 2021). */
+static void turn_angles(const decoder *model, int64_t standing, float *angles) {
+    const int64_t half = model->dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const float angle = (float)standing * model->frequencies[i];
+        angles[i] = cosf(angle) * model->rope_scaling;
+        angles[half + i] = sinf(angle) * model->rope_scaling;
+    }
+}
+
+static void turn(const float *head, const float *angles, int64_t dim, float *to) {
+    const int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const float front = head[i], back = head[half + i];
+        to[i] = front * angles[i] - back * angles[half + i];
+        to[half + i] = back * angles[i] + front * angles[half + i];
+    }
+}
+
+/* A token's embedding and its given state, both normed, one behind the other. */
+static void join_beside(const decoder *model, const layer *at, const step *now, const room *in, int64_t token) {
+    const int64_t width = model->width;
+    int64_t apart;
+    float *to = place(in->input, in->shape, 2 * width, token, &apart);
+    norm_into(model->embedding + now->tokens[token] * width, at->before, width, model->epsilon, to, apart);
+    norm_into(now->given + token * width, model->beside, width, model->epsilon, to + width * apart, apart);
+}
+
+static void begin_token(const decoder *model, const step *now, const room *in, int64_t token) {
+    const float *embedded = model->embedding + now->tokens[token] * model->width;
+    turn_angles(model, now->standing[token], in->angles + token * model->dim);
+    if (model->beside) {
+        const float *weight = model->normed_first ? model->beside : 0;
+        norm_into(now->given + token * model->width, weight, model->width, model->epsilon, in->hidden + token * model->width, 1);
+        return;
+    }
+    if (!model->entry.panels) {
+        memcpy(in->hidden + token * model->width, embedded, (size_t)model->width * sizeof(float));
+        return;
+    }
+    int64_t apart;
+    float *to = place(in->input, in->shape, 2 * model->width, token, &apart);
+    const float *given = now->given + token * model->width;
+    for (int64_t i = 0; i < model->width; i++) {
+        to[i * apart] = embedded[i];
+        to[(model->width + i) * apart] = given[i];
+    }
+}
+
+static const product *piece_of(const layer *at, int64_t *panel, int64_t *column) {
+    const product *each[] = {&at->query, &at->key, &at->value};
+    int which = 0;
+    *column = 0;
+    while (*panel >= panels_of(each[which]->outputs)) {
+        *panel -= panels_of(each[which]->outputs);
+        *column += each[which]->outputs;
+        which++;
+    }
+    return each[which];
+}
+
+/* Norm and turn a token's queries in place, its keys into the pages, and its values there too. */
+static void keep_token(const decoder *model, const layer *at, const step *now, const room *in, int64_t token) {
+    const int64_t dim = model->dim, kv = model->kv_heads, row = in->rows[token], position = now->positions[token];
+    const int32_t *table = now->tables + row * now->widest;
+    const int64_t slot = table[position / model->block_tokens] * model->block_tokens + position % model->block_tokens;
+    const float *angles = in->angles + token * dim;
+    float *heads = in->heads + token * heads_width(model);
+    for (int64_t head = 0; head < model->heads + kv; head++, heads += dim) {
+        const int is_key = head >= model->heads;
+        const float *weight = is_key ? at->key_norm : at->query_norm;
+        if (weight) norm_into(heads, weight, dim, model->epsilon, heads, 1);
+        turn(heads, angles, dim, is_key ? at->keys + (slot * kv + head - model->heads) * dim : heads);
+    }
+    memcpy(at->values + slot * kv * dim, heads, (size_t)(kv * dim) * sizeof(float));
+}
+
+static sight sight_of(const decoder *model, const layer *at, const step *now, const room *in, int64_t token) {
+    const int64_t row = in->rows[token], first = token && now->path_ends ? now->path_ends[token - 1] : 0;
+    const int64_t on_path = now->path_ends ? now->path_ends[token] - first : 0;
+    const int64_t all = now->straight[token] - now->origins[row] + on_path;
+    const int64_t skipped = at->window && all > at->window ? all - at->window : 0;
+    return (sight){
+        .table = now->tables + row * now->widest,
+        .path = now->path_ends ? now->paths + first : 0,
+        .block_tokens = model->block_tokens,
+        .origin = now->origins[row],
+        .straight = now->straight[token],
+        .skipped = skipped,
+        .count = all - skipped,
+    };
+}
+
+/* What the heads of one key head found, divided by their weights, into strips. */
+static void put_found(const decoder *model, const room *in, int64_t token, int64_t head, const float *found) {
+    const int64_t group = model->heads / model->kv_heads, dim = model->dim;
+    int64_t apart;
+    float *to = place(in->mixed, in->shape, model->heads * dim, token, &apart);
+    to += head * group * dim * apart;
+    for (int64_t each = 0; each < group; each++, found += found_size(dim)) {
+        const float share = 1.0f / found[1];
+        for (int64_t i = 0; i < dim; i++, to += apart) *to = found[2 + i] * share;
+    }
+}
+
+static void attend_token(const decoder *model, const layer *at, const step *now, const room *in, int64_t token, int64_t head) {
+    const int64_t group = model->heads / model->kv_heads, dim = model->dim, size = found_size(dim);
+    const sight seen = sight_of(model, at, now, in, token);
+    const pages of = {at->keys, at->values, model->kv_heads, dim};
+    const float *query = in->heads + token * heads_width(model) + head * group * dim;
+    float found[group * size], other[group * size];
+    for (int64_t each = 0; each < group; each++) found_nothing(found + each * size, dim);
+    for (int64_t chunk = 0; chunk < chunks_of(seen.count); chunk++) {
+        attend_chunk(&of, &seen, chunk, head, query, group, model->scaling, other);
+        for (int64_t each = 0; each < group; each++) join_found(found + each * size, other + each * size, dim);
+    }
+    put_found(model, in, token, head, found);
+}
+
+INLINE float *found_in(const decoder *model, const room *in, int64_t token, int64_t head, int64_t chunk) {
+    const int64_t size = model->heads / model->kv_heads * found_size(model->dim);
+    return in->found + ((token * model->kv_heads + head) * in->found_room + chunk) * size;
+}
+
+/* As attend_token, one span of chunks only, which are joined later. */
+static void attend_span(const decoder *model, const layer *at, const step *now, const room *in, int64_t piece) {
+    const int64_t group = model->heads / model->kv_heads, dim = model->dim;
+    const int64_t span = piece % in->spans, head = piece / in->spans % model->kv_heads;
+    const int64_t token = piece / in->spans / model->kv_heads;
+    const sight seen = sight_of(model, at, now, in, token);
+    const pages of = {at->keys, at->values, model->kv_heads, dim};
+    const float *query = in->heads + token * heads_width(model) + head * group * dim;
+    for (int64_t chunk = span * SPAN; chunk < (span + 1) * SPAN && chunk < chunks_of(seen.count); chunk++) {
+        attend_chunk(&of, &seen, chunk, head, query, group, model->scaling, found_in(model, in, token, head, chunk));
+    }
+}
+
+static void join_spans(const decoder *model, const layer *at, const step *now, const room *in, int64_t piece) {
+    const int64_t group = model->heads / model->kv_heads, dim = model->dim, size = found_size(dim);
+    const int64_t head = piece % model->kv_heads, token = piece / model->kv_heads;
+    const sight seen = sight_of(model, at, now, in, token);
+    float found[group * size];
+    for (int64_t each = 0; each < group; each++) {
+        found_nothing(found + each * size, dim);
+        for (int64_t chunk = 0; chunk < chunks_of(seen.count); chunk++) {
+            join_found(found + each * size, found_in(model, in, token, head, chunk) + each * size, dim);
+        }
+    }
+    put_found(model, in, token, head, found);
+}
+
+static void attend(const decoder *model, const layer *at, const step *now, const room *in, phase *phases) {
+    const int64_t pieces = now->count * model->kv_heads;
+    if (in->spans > 1) {
+        TOGETHER(phases, piece, pieces * in->spans) attend_span(model, at, now, in, piece);
+        TOGETHER(phases + 1, piece, pieces) join_spans(model, at, now, in, piece);
+        return;
+    }
+    /* Tokens of one key head one after the other, as they read the same keys. */
+    TOGETHER(phases, piece, pieces) attend_token(model, at, now, in, piece % now->count, piece / now->count);
+}
+
+static void show_entering(const decoder *model, const step *now, const room *in, int64_t index, int64_t token) {
+    for (int64_t shown = 0; shown < now->shown; shown++) {
+        if (now->shown_layers[shown] != index) continue;
+        float *to = now->entering + (token * now->shown + shown) * model->width;
+        memcpy(to, in->hidden + token * model->width, (size_t)model->width * sizeof(float));
+    }
+}
+
+static void run_layer(const decoder *model, int64_t index, const step *now, const room *in, phase *phases) {
+    const layer *at = model->each + index;
+    const int64_t width = model->width;
+    const int64_t panels = panels_of(at->query.outputs) + panels_of(at->key.outputs) + panels_of(at->value.outputs);
+    TOGETHER(phases, token, now->count) {
+        if (model->beside) join_beside(model, at, now, in, token);
+        else norm_row(in, token, at->before, width, model->epsilon);
+        show_entering(model, now, in, index, token);
+    }
+    TOGETHER(phases + 1, piece, panels) {
+        int64_t panel = piece, column;
+        const product *of = piece_of(at, &panel, &column);
+        put_panel(of, panel, in->input, in->shape, in->heads + column, heads_width(model));
+    }
+    TOGETHER(phases + 2, token, now->count) keep_token(model, at, now, in, token);
+    attend(model, at, now, in, phases + 3);
+    TOGETHER(phases + 5, panel, panels_of(width)) add_panel(&at->output, panel, in->mixed, in->shape, in->hidden, width);
+    TOGETHER(phases + 6, token, now->count) norm_row(in, token, at->between, width, model->epsilon);
+    TOGETHER(phases + 7, panel, panels_of(model->inner)) gate_panel(model, at, panel, in);
+    TOGETHER(phases + 8, panel, panels_of(width)) add_panel(&at->down, panel, in->inner, in->shape, in->hidden, width);
+}
+
+static void begin(const decoder *model, const step *now, const room *in, phase *phases) {
+    TOGETHER(phases, token, now->count) begin_token(model, now, in, token);
+    if (!model->entry.panels) return;
+    TOGETHER(phases + 1, panel, panels_of(model->width)) {
+        put_panel(&model->entry, panel, in->input, in->shape, in->hidden, model->width);
+    }
+}
+
+static void ready_for_head(const decoder *model, const step *now, const room *in, int64_t index) {
+    const float *state = in->hidden + now->chosen[index] * model->width;
+    int64_t apart;
+    float *to = place(in->head_input, in->head_shape, model->width, index, &apart);
+    norm_into(state, model->norm, model->width, model->epsilon, to, apart);
+    if (now->told) memcpy(now->told + index * model->width, state, (size_t)model->width * sizeof(float));
+    if (!model->head_ids) return;
+    for (int64_t id = 0; id < model->vocabulary; id++) now->logits[index * model->vocabulary + id] = -INFINITY;
+}
+
+/* A panel of a head that speaks of some ids only. */
+static void scatter_panel(const decoder *model, const step *now, const room *in, int64_t panel) {
+    float tile[STRIP][PANEL];
+    const int64_t *ids = model->head_ids + panel * PANEL;
+    float *to = now->logits;
+    for (int64_t strip = 0; strip < in->head_shape.strips; strip++) {
+        const int64_t rows = rows_of(in->head_shape, strip);
+        panel_product(&model->head, panel, in->head_input + strip * in->head_shape.height * model->width, rows, tile);
+        for (int64_t row = 0; row < rows; row++, to += model->vocabulary) {
+            for (int64_t i = 0; i < width_of(&model->head, panel); i++) to[ids[i]] = tile[row][i];
+        }
+    }
+}
+
+static void end(const decoder *model, const step *now, const room *in, phase *phases) {
+    if (now->last) {
+        TOGETHER(phases, token, now->count) {
+            const float *state = in->hidden + token * model->width;
+            norm_into(state, model->norm, model->width, model->epsilon, now->last + token * model->width, 1);
+        }
+    }
+    TOGETHER(phases + 1, index, now->wanted) ready_for_head(model, now, in, index);
+    TOGETHER(phases + 2, panel, now->wanted ? panels_of(model->head.outputs) : 0) {
+        if (model->head_ids) scatter_panel(model, now, in, panel);
+        else put_panel(&model->head, panel, in->head_input, in->head_shape, now->logits, model->vocabulary);
+    }
+}
+
+/* Bytes of room that a step takes. */
+int64_t specserve_step_room(const decoder *model, const step *now) {
+    room in;
+    return furnish(model, now, 0, &in) + 64;
+}
+
+void specserve_step(const decoder *model, const step *now, char *scratch) {
+    room in;
+    furnish(model, now, (char *)(((uintptr_t)scratch + 63) / 64 * 64), &in);
+    memset(in.phases, 0, (size_t)(PHASES_OF_LAYER * model->layers + 8) * sizeof(phase));
+    for (int64_t row = 0; row < now->rows; row++) {
+        for (int64_t token = now->offsets[row]; token < now->offsets[row + 1]; token++) in.rows[token] = row;
+    }
+#pragma omp parallel num_threads((int)now->threads)
+    {
+        phase *phases = in.phases;
+        begin(model, now, &in, phases);
+        phases += 2;
+        for (int64_t index = 0; index < model->layers; index++, phases += PHASES_OF_LAYER) {
+            run_layer(model, index, now, &in, phases);
+        }
+        end(model, now, &in, phases);
+    }
+}

@@ -1,0 +1,60 @@
+/* Products of rows with packed weights.
+ *
+ * A weight [outputs, inputs] lies in panels of PANEL outputs: panel after panel, in it input after input, the PANEL
+ * weights of each side by side; the last panel is filled up with zeros. Rows lie in strips of at most STRIP rows: in it
+ * input after input, the rows' values side by side. A panel times a strip stays in registers. Each result adds up its
+ * inputs in their order, so it has the same bits in any company.
+ */
+#ifndef SPECSERVE_PRODUCTS_H
+#define SPECSERVE_PRODUCTS_H
+
+#include "lanes.h"
+
+#if WIDTH == 16
+#define VECTORS 2
+#define STRIP 12
+#else
+#define VECTORS (16 / WIDTH)
+#define STRIP 6
+#endif
+#define PANEL (VECTORS * WIDTH)
+
+/* bias may be null. */
+typedef struct {
+    const float *panels;
+    const float *bias;
+    int64_t inputs;
+    int64_t outputs;
+} product;
+
+/* How `count` rows are laid in strips: of one height, but for the last. */
+typedef struct {
+    int64_t count;
+    int64_t height;
+    int64_t strips;
+} strip_shape;
+
+static inline strip_shape strips_for(int64_t rows) {
+    const int64_t fewest = (rows + STRIP - 1) / STRIP;
+    const int64_t height = fewest ? (rows + fewest - 1) / fewest : 1;
+    return (strip_shape){rows, height, (rows + height - 1) / height};
+}
+
+static inline int64_t rows_of(strip_shape shape, int64_t strip) {
+    const int64_t left = shape.count - strip * shape.height;
+    return left < shape.height ? left : shape.height;
+}
+
+/* Where a row's first value is, and how far apart its values are, in strips of that many inputs. */
+static inline float *place(float *strips, strip_shape shape, int64_t inputs, int64_t row, int64_t *apart) {
+    const int64_t strip = row / shape.height;
+    *apart = rows_of(shape, strip);
+    return strips + strip * shape.height * inputs + row % shape.height;
+}
+
+static inline int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+/* One panel's part of the results for one strip: tile[row][output], with the bias. */
+void panel_product(const product *of, int64_t panel, const float *strip, int64_t rows, float tile[STRIP][PANEL]);
+
+#endif
