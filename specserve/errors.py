@@ -31,6 +31,8 @@ Each class carries an HTTP `status` and a `code`; `api` turns any of them into O
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class SpecserveError(Exception):
     """The root. `param` names the request field at fault, where there is one."""
@@ -158,7 +160,12 @@ class Overloaded(SpecserveError):
 
     status = 429
     code = "queue_full"
-    retry_after_s = 1
+    retry_after_s = 1.0
+
+    def until(self, seconds: float) -> Self:
+        """The same, with another time to come back."""
+        self.retry_after_s = seconds
+        return self
 
 
 class KeyOverloaded(Overloaded):
@@ -172,7 +179,7 @@ class Unavailable(SpecserveError):
 
     status = 503
     code = "unavailable"
-    retry_after_s = 2
+    retry_after_s = 2.0
 
 
 class DraftWorkerLost(Unavailable):

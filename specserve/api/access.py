@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specserve.api import page
+from specserve.api.turns import Turns
 from specserve.config import ServerConfig
 from specserve.errors import HeadersTooLarge, KeyOverloaded, NotAuthenticated, NotPermitted, Overloaded
 
 _OPEN = frozenset({"/health", "/ready", *page.FILES})
 _ADMIN = frozenset({"/metrics", "/load"})
+
+_GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
+_FULL_FOR_S = 0.1
 
 _KEY = "specserve.key"
 """Where in the scope the number of the client's key stands."""
@@ -63,15 +68,23 @@ class Keys:
 class Admission:
     """Bounds the POST requests that are worked on at once, in all and per key. Raises Overloaded, KeyOverloaded.
 
-    The engine has a queue of its own; this one keeps what comes before it (bodies, tokens, grammars) bounded too.
+    The engine has a queue of its own; this one keeps what comes before it (bodies, tokens, grammars) bounded too. When
+    the engine had no room for a key, who comes next with it is sent away unread: until an answer ends here, but for a
+    tenth of a second at most, as places may become free through others.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, places: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """places are the engine's own, those of its queue included."""
         self._app = app
         self._most = config.max_inflight
         self._most_per_key = config.max_inflight_per_key
+        self._clock = clock
+        self._turns = Turns(places, clock)
         self._running = 0
         self._running_of: Counter[int | None] = Counter()
+        self._full: dict[int | None, tuple[float, Overloaded]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app if there is a place, and hold the place until its answer has ended."""
@@ -79,20 +92,41 @@ class Admission:
             await self._app(scope, receive, send)
             return
         key = scope.get(_KEY)
-        self._check(key)
+        try:
+            self._check(key, generates=scope["path"] in _GENERATING)
+            await self._admitted(key, scope, receive, send)
+        except KeyOverloaded:
+            raise
+        except Overloaded as error:
+            raise error.until(self._turns.next_s(self._running)) from None
+
+    async def _admitted(self, key: int | None, scope: Scope, receive: Receive, send: Send) -> None:
         self._running += 1
         self._running_of[key] += 1
+        began_s = self._clock()
         try:
             await self._app(scope, receive, send)
+        except Overloaded as error:
+            self._full[key] = self._clock(), error
+            raise
+        else:
+            self._full.clear()
+            if scope["path"] in _GENERATING:
+                self._turns.ended(self._clock() - began_s)
         finally:
             self._running -= 1
             self._running_of[key] -= 1
 
-    def _check(self, key: int | None) -> None:
+    def _check(self, key: int | None, *, generates: bool) -> None:
         if self._running >= self._most:
             raise Overloaded(f"{self._most} requests are being worked on here, which is the most; try again later")
         if self._most_per_key is not None and self._running_of[key] >= self._most_per_key:
             raise KeyOverloaded(f"this API key may have {self._most_per_key} requests at once; try again later")
+        if generates and key in self._full:
+            since_s, error = self._full[key]
+            if self._clock() - since_s < _FULL_FOR_S:
+                raise Overloaded(error.message)
+            del self._full[key]
 
 
 class HeaderLimit:

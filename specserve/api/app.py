@@ -92,7 +92,7 @@ def _layers(config: Config, metrics: HttpMetrics, tracer: Tracer | None) -> list
             "Tracestate",
             convert.TIMEOUT_HEADER,
         ),
-        expose_headers=("X-Request-Id", "Retry-After"),
+        expose_headers=("X-Request-Id", "Retry-After", "Retry-After-Ms"),
         allow_credentials=False,  # keys travel in a header, which pages set themselves
     )
     return [
@@ -101,9 +101,14 @@ def _layers(config: Config, metrics: HttpMetrics, tracer: Tracer | None) -> list
         *([] if tracer is None else [Middleware(Traced, tracer=tracer, model=config.served_name)]),
         Middleware(HeaderLimit, max_bytes=server.max_header_bytes),
         Middleware(Keys, config=server),
-        Middleware(Admission, config=server),
+        Middleware(Admission, config=server, places=_places(config)),
         Middleware(BodyLimit, max_bytes=server.max_body_bytes),
     ]
+
+
+def _places(config: Config) -> int:
+    """Requests that all pipelines together keep, running and waiting."""
+    return config.cluster.pipelines * (config.engine.max_requests + config.engine.queue_limit)
 
 
 class _Api:

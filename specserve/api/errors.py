@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Final, Literal
 
 from fastapi.exceptions import RequestValidationError
@@ -110,7 +111,8 @@ def error_response(error: Exception, request_id: str) -> Response:
     known = as_specserve(error)
     headers = {}
     if isinstance(known, (Overloaded, Unavailable)):
-        headers["Retry-After"] = str(known.retry_after_s)
+        headers["Retry-After"] = str(math.ceil(known.retry_after_s))
+        headers["Retry-After-Ms"] = str(round(1000 * known.retry_after_s))  # clients of OpenAI take this one first
     elif known.status in _NO_RETRY:
         headers["X-Should-Retry"] = "false"
     if isinstance(known, NotAuthenticated):

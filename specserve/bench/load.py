@@ -20,11 +20,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import httpx
 
 from specserve import config as configs
+from specserve.bench.byte_client import ByteClient, Heard
 from specserve.bench.prompts import CHATS
 from specserve.bench.report import Row
 from specserve.errors import ConfigError, Unavailable
@@ -35,6 +36,20 @@ Progress = Callable[[str], None]
 _HTTP_SIDE: Final = ("ProxyActor", "Ingress", "CoordinatorActor")
 _STREAMS, _TOKENS_PER_S = 64, 30
 """The load of which the last column tells the share of one core."""
+
+_PATIENCE_S: Final = 600.0
+
+
+class Asked(Protocol):
+    """What a loop needs to know of an answer."""
+
+    @property
+    def retry_s(self) -> float | None:
+        """When to come back, where there was no room."""
+        ...
+
+
+A = TypeVar("A", bound=Asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,36 +179,35 @@ def _server(options: Options) -> Iterator[tuple[str, bool]]:
 
 
 async def _loaded(url: str, kind: str, size: float, options: Options) -> list[Call]:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        prompts = random.Random(1)
+    prompts = random.Random(1)
+    async with ByteClient(url) as client:
 
-        async def ask() -> Call:
+        async def ask() -> Answer:
             messages = [{"role": "user", "content": prompts.choice(CHATS)}]
             return await asked(client, "chat/completions", {"messages": messages, "max_tokens": options.max_tokens})
 
         if kind == "closed":
-            return await closed_loop(ask, int(size), options.seconds)
-        return await open_loop(ask, size, options.seconds, random.Random(0))
+            answers = await closed_loop(ask, int(size), options.seconds)
+        else:
+            answers = await open_loop(ask, size, options.seconds, random.Random(0))
+    return [answer.call() for answer in answers]
 
 
-async def closed_loop(ask: Callable[[], Awaitable[Call]], clients: int, seconds: float) -> list[Call]:
+async def closed_loop(ask: Callable[[], Awaitable[A]], clients: int, seconds: float) -> list[A]:
     """Each client asks again when it is answered or may come back, while there is time; what runs is waited for."""
     end_s = time.perf_counter() + seconds
-    calls: list[Call] = []
+    answers: list[A] = []
 
     async def client() -> None:
         while time.perf_counter() < end_s:
-            calls.append(await ask())
-            await asyncio.sleep(min(calls[-1].retry_s or 0.0, max(0.0, end_s - time.perf_counter())))
+            answers.append(answer := await ask())
+            await asyncio.sleep(min(answer.retry_s or 0.0, max(0.0, end_s - time.perf_counter())))
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return calls
+    return answers
 
 
-async def open_loop(
-    ask: Callable[[], Awaitable[Call]], rate: float, seconds: float, chance: random.Random
-) -> list[Call]:
+async def open_loop(ask: Callable[[], Awaitable[A]], rate: float, seconds: float, chance: random.Random) -> list[A]:
     """Requests come with exponential gaps, `rate` a second on average; all are waited for."""
     began_s = time.perf_counter()
     due_s, tasks = 0.0, []
@@ -203,30 +217,61 @@ async def open_loop(
     return list(await asyncio.gather(*tasks))
 
 
-async def asked(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Call:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one request, as bytes: a load reads them when it is over. heard is None where nobody answered."""
+
+    began_s: float
+    heard: Heard | None
+    failure: str = ""
+
+    @property
+    def retry_s(self) -> float | None:
+        """When to come back, where there was no room."""
+        if self.heard is None or self.heard.status not in (429, 503):
+            return None
+        exact, told = self.heard.header("retry-after-ms"), self.heard.header("retry-after")
+        if exact.isdecimal():
+            return int(exact) / 1000
+        return float(told) if told.isdecimal() else 1.0
+
+    def call(self) -> Call:
+        """The same as its client saw it."""
+        if self.heard is None:
+            return Call(None, failure=self.failure)
+        if self.retry_s is not None:
+            return Call(None, retry_s=self.retry_s)
+        if self.heard.status != 200:
+            return Call(None, failure=f"{self.heard.status} {_message(self.heard.body)}")
+        return _read(self.began_s, self.heard)
+
+
+async def asked(client: ByteClient, path: str, body: dict[str, Any]) -> Answer:
     """Stream the answer to this body from a path below /v1."""
-    body = body | {"stream": True, "stream_options": {"include_usage": True}}
+    data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
     began_s = time.perf_counter()
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            return Answer(began_s, await client.post(f"/v1/{path}", data))
+    except (TimeoutError, Unavailable) as error:
+        return Answer(began_s, None, repr(error))
+
+
+def _read(began_s: float, heard: Heard) -> Call:
     times: list[float] = []
     usage: dict[str, Any] = {}
     ended_s = None
-    try:
-        async with client.stream("POST", f"/v1/{path}", json=body) as reply:
-            if reply.status_code != 200:
-                return _unanswered(reply.status_code, reply.headers.get("retry-after", ""), await reply.aread())
-            async for line in reply.aiter_lines():
-                if line == "data: [DONE]":
-                    ended_s = time.perf_counter() - began_s
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    return Call(None, failure=_message(line[6:].encode()))
-                if any(choice.get("text") or choice.get("delta", {}).get("content") for choice in event["choices"]):
-                    times.append(time.perf_counter())
-                usage = event.get("usage") or usage
-    except httpx.HTTPError as error:
-        return Call(None, failure=repr(error))
+    for when, line in heard.lines():
+        if line == b"data: [DONE]":
+            ended_s = when - began_s
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            return Call(None, failure=_message(line[6:]))
+        if any(choice.get("text") or choice.get("delta", {}).get("content") for choice in event["choices"]):
+            times.append(when)
+        usage = event.get("usage") or usage
     if ended_s is None:
         return Call(None, failure="the stream broke off")
     tokens, prompt = usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0)
@@ -235,12 +280,6 @@ async def asked(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> C
         return Call(ended_s, None, tokens, 0, prompt, cached)
     per_token = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
     return Call(times[0] - began_s, per_token, tokens, len(times), prompt, cached)
-
-
-def _unanswered(status: int, retry_after: str, body: bytes) -> Call:
-    if status in (429, 503):
-        return Call(None, retry_s=float(retry_after) if retry_after.isdecimal() else 1.0)
-    return Call(None, failure=f"{status} {_message(body)}")
 
 
 def _message(body: bytes) -> str:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import httpx
 
 from specserve import config as configs
-from specserve.bench.load import Call, asked, closed_loop, process_s, quantile
+from specserve.bench.byte_client import ByteClient
+from specserve.bench.load import Answer, Call, asked, closed_loop, process_s, quantile
 from specserve.bench.prompts import CHATS
 from specserve.bench.report import Row
 from specserve.bench.scale_model import Sample, fitted, needed
@@ -148,19 +149,17 @@ def _shares(work: Callable[[], object]) -> tuple[float, dict[str, float]]:
 async def _chats(url: str, clients: int, options: Options) -> list[Call]:
     prompts = random.Random(1)
 
-    async def ask(client: httpx.AsyncClient) -> Call:
+    async def ask(client: ByteClient) -> Answer:
         messages = [{"role": "user", "content": prompts.choice(CHATS)}]
         return await asked(client, "chat/completions", {"messages": messages, "max_tokens": options.max_tokens})
 
     return await _closed(url, ask, clients, options.seconds)
 
 
-async def _closed(
-    url: str, ask: Callable[[httpx.AsyncClient], Awaitable[Call]], clients: int, seconds: float
-) -> list[Call]:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        return await closed_loop(lambda: ask(client), clients, seconds)
+async def _closed(url: str, ask: Callable[[ByteClient], Awaitable[Answer]], clients: int, seconds: float) -> list[Call]:
+    async with ByteClient(url) as client:
+        answers = await closed_loop(lambda: ask(client), clients, seconds)
+    return [answer.call() for answer in answers]
 
 
 # ---- routing --------------------------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ async def _shared_beginnings(url: str, clients: int, options: Options) -> list[C
     ids = range(_FIRST_ID, _FIRST_ID + 200)
     beginnings = [chance.choices(ids, k=options.prefix_tokens) for _ in range(options.prefixes)]
 
-    async def ask(client: httpx.AsyncClient) -> Call:
+    async def ask(client: ByteClient) -> Answer:
         prompt = chance.choice(beginnings) + chance.choices(ids, k=_TAIL_TOKENS)
         return await asked(client, "completions", {"prompt": prompt, "max_tokens": options.max_tokens})
 

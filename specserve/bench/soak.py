@@ -2,7 +2,8 @@
 
 The load is that of `chaos`, without faults: greedy and seeded streams, each of which must end once with its text. A
 look tells, for every process of the deployment, its resident memory and open files, and what shared memory there is.
-The first look comes after the warm-up; a deployment that keeps what it is given back shows as growth.
+The first look comes after the warm-up; a deployment that keeps what it is given back shows as growth. The looks of each
+minute between tell a leak, which goes on, from what fills up and then stays.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from specserve.bench.faults import status_of
 from specserve.bench.report import Row
 from specserve.bench.watched import Ask, Seen, expectations, keep_asking
 from specserve.cluster import processes
-from specserve.config import parse
+from specserve.config import override, parse
 from specserve.errors import ConfigError
 
 Progress = Callable[[str], None]
 
 _SHARED: Final = Path("/dev/shm")
 _MIB: Final = 1 << 20
-_TELL_EVERY_S: Final = 60.0
+_LOOK_EVERY_S: Final = 60.0
+
+_PATIENT: Final = {"cluster.lost_after_s": 30.0, "engine.hang_after_s": 300.0}
+"""A process that is replaced cannot be compared, so that of a machine which is busy with other work is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,11 @@ class Look:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was seen. left is what was still held when every stream had ended, by metric."""
+    """What was seen. left is what was still held when all streams had ended, by metric; course is a look per minute."""
 
     first: Look
     last: Look
+    course: list[Look] = field(default_factory=list)
     ends: dict[str, int] = field(default_factory=dict)
     wrong: int = 0
     left: dict[str, float] = field(default_factory=dict)
@@ -113,7 +118,8 @@ def measure(options: Options, progress: Progress) -> Outcome:
 
     options.check()
     progress("starting Ray")
-    with running(parse(settings_of(options.profile, options.clients), where="bench soak")) as (url, config):
+    tree = override(settings_of(options.profile, options.clients), _PATIENT)
+    with running(parse(tree, where="bench soak")) as (url, config):
         return asyncio.run(_run(url, config.served_name, options, progress))
 
 
@@ -135,8 +141,9 @@ async def _run(url: str, model: str, options: Options, progress: Progress) -> Ou
 async def _wait(seconds: float, outcome: Outcome, progress: Progress) -> None:
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0:
-        await asyncio.sleep(min(left_s, _TELL_EVERY_S))
-        resident = sum(use.resident for use in look().uses.values()) / _MIB
+        await asyncio.sleep(min(left_s, _LOOK_EVERY_S))
+        outcome.course.append(look())
+        resident = sum(use.resident for use in outcome.course[-1].uses.values()) / _MIB
         progress(f"{sum(outcome.ends.values())} streams ended; {resident:.0f} MiB resident in all")
 
 
@@ -154,6 +161,15 @@ def rows(outcome: Outcome) -> list[Row]:
         }
         for first, last in sorted(both, key=lambda pair: -pair[1].resident)
     ]
+
+
+def course(outcome: Outcome) -> dict[str, list[float]]:
+    """MiB resident at each minute, under load, by process; those that were not there all the time are left out."""
+    kept = [pid for pid in outcome.first.uses if all(pid in each.uses for each in [*outcome.course, outcome.last])]
+    return {
+        f"{outcome.first.uses[pid].title} {pid}": [round(each.uses[pid].resident / _MIB, 1) for each in outcome.course]
+        for pid in kept
+    }
 
 
 def summary(outcome: Outcome) -> Row:

@@ -178,7 +178,7 @@ def _add_soak(soak: argparse.ArgumentParser) -> None:
 
 
 def _soak(arguments: argparse.Namespace) -> Findings:
-    from specserve.bench.soak import Options, broken, measure, rows, summary
+    from specserve.bench.soak import Options, broken, course, measure, rows, summary
 
     options = options_of(Options, arguments)
     outcome = measure(options, progress)
@@ -188,7 +188,7 @@ def _soak(arguments: argparse.Namespace) -> Findings:
             (f"{options.profile}, {options.clients} clients, {options.minutes:g} minutes", found),
             ("the whole run", [whole]),
         ],
-        settings_of(options) | {"whole": whole},
+        settings_of(options) | {"whole": whole, "resident_mib_by_minute": course(outcome)},
         found,
         broken=broken(outcome, options.most_growth),
     )

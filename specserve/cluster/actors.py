@@ -20,6 +20,7 @@ from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
 from specserve.errors import GroupLost, ProtocolError
+from specserve.long_lived import made_to_last
 from specserve.models import Backend, _memory_plan
 from specserve.models._ranks import Meeting, MeetingPlace, RankGroup, arrive
 from specserve.models.loading import device_of, prepare
@@ -106,12 +107,13 @@ class WorkerActor:
         """
         self._begun = True
         if self._info is None:
-            self._folder = prepare(self._model, self._report, role=self._role)
-            if meeting is not None:
-                self._report("meeting the other ranks")
-                self._ranks = self._met(meeting)
-            self._report("loading weights")
-            self._info = self._loaded(self._ranks)
+            with made_to_last():
+                self._folder = prepare(self._model, self._report, role=self._role)
+                if meeting is not None:
+                    self._report("meeting the other ranks")
+                    self._ranks = self._met(meeting)
+                self._report("loading weights")
+                self._info = self._loaded(self._ranks)
             self._report(f"ready on {self._info.device}: {_memory_plan.line(self._info.memory)}")
         return self._info
 

@@ -21,6 +21,7 @@ from specserve.coordinator.engine import Engine
 from specserve.coordinator.ingresses import Ingresses
 from specserve.coordinator.loop import Loop
 from specserve.errors import Unavailable
+from specserve.long_lived import made_to_last
 from specserve.metrics import EngineMetrics, Snapshot
 from specserve.models import vocabulary
 from specserve.models.loading import prepare
@@ -122,13 +123,22 @@ class CoordinatorActor:
         """
         self._end_engine(None)
         self._ingresses = Ingresses(time.monotonic, self._config.cluster.lost_after_s)
+        with made_to_last():
+            engine = self._make_engine(target, draft)
+        loop = Loop(engine, self._mailbox, self._ingresses)
+        loop.start()
+        self._engine, self._loop = engine, loop
+        self._card = self._make_card(target.info, draft)
+        return self._card
+
+    def _make_engine(self, target: Joined, draft: Joined | None) -> Engine:
         folder = prepare(self._config.target, log.info, role="target")
         if draft is not None:
             draft_folder = prepare(self._config.draft_model, log.info, role="draft")
             vocabulary.check(folder, draft_folder, target.info.vocab_size, draft.info.vocab_size)
         # These belong to lives before this engine.
         self._mailbox.losses.clear()
-        engine = Engine(
+        return Engine(
             self._config,
             target=target.info,
             draft=None if draft is None else draft.info,
@@ -143,11 +153,6 @@ class CoordinatorActor:
             draft_life=0 if draft is None else draft.life,
             tracer=self._tracer,
         )
-        loop = Loop(engine, self._mailbox, self._ingresses)
-        loop.start()
-        self._engine, self._loop = engine, loop
-        self._card = self._make_card(target.info, draft)
-        return self._card
 
     def _make_card(self, target: WorkerInfo, draft: Joined | None) -> ModelCard:
         lengths = [target.context_length] + ([] if draft is None else [draft.info.context_length])
@@ -166,7 +171,9 @@ class CoordinatorActor:
         if joined.address is None:
             return RayChannel(joined.handle, self._mailbox, role, joined.life, self._endpoint.traffic)
         self._endpoint.expect(role)
-        return self._endpoint.connect(joined.address, role)
+        channel = self._endpoint.connect(joined.address, role)
+        self._endpoint.watch(channel, role, joined.life)
+        return channel
 
     def attach(self, role: str, joined: Joined) -> None:
         """A restarted worker joins the running engine."""

@@ -23,6 +23,7 @@ from specserve.cluster.request_ids import NamedByProxy
 from specserve.cluster.routing import Router
 from specserve.cluster.routing_engine import RoutingEngine
 from specserve.errors import Unavailable
+from specserve.long_lived import made_to_last
 from specserve.metrics import HttpMetrics, Snapshot
 from specserve.models.loading import prepare
 from specserve.sampling.grammar import Grammars
@@ -64,11 +65,12 @@ class Ingress:
         await self._fleet.any().name.remote()
         await self._engine.start()
         # The coordinator answered, so the target's folder is prepared at least on its node.
-        folder = await asyncio.to_thread(prepare, self._config.target, log.info)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        grammars = await asyncio.to_thread(Grammars, tokenizer)
-        check = partial(grammars.check, max_bytes=self._config.server.max_schema_bytes)
-        app = create_app(self._engine, tokenizer, self._config, check_structured=check)
+        with made_to_last():
+            folder = await asyncio.to_thread(prepare, self._config.target, log.info)
+            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+            grammars = await asyncio.to_thread(Grammars, tokenizer)
+            check = partial(grammars.check, max_bytes=self._config.server.max_schema_bytes)
+            app = create_app(self._engine, tokenizer, self._config, check_structured=check)
         app.add_middleware(NamedByProxy)
         self._tracer = app.state.tracer
         self._reporting = asyncio.ensure_future(self._report(app.state.metrics))

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _DRAIN_S = 10.0
 _STOP_S = 15.0
+_CONNECT_S = 5.0
 
 
 def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> None:
@@ -102,6 +104,7 @@ def _own_ray(config: Config) -> contextlib.AbstractContextManager[Path]:
 
 @contextlib.contextmanager
 def _existing_ray(address: str) -> Iterator[Path | None]:
+    _check_listening(address)
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace=APP_NAME)
     except Exception as error:  # Ray raises many kinds here; to the user it is one thing
@@ -110,6 +113,17 @@ def _existing_ray(address: str) -> Iterator[Path | None]:
         yield None
     finally:
         ray.shutdown()
+
+
+def _check_listening(address: str) -> None:
+    """Raise ConfigError at once where nobody listens there, which Ray itself tries for over a minute."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():  # e.g. auto
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot reach Ray at {address}: {error}") from None
 
 
 @contextlib.contextmanager

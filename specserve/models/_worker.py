@@ -1,4 +1,8 @@
-"""From a model's configuration to a backend that is ready to serve: what both workers do when they start."""
+"""From a model's configuration to a backend that is ready to serve: what both workers do when they start.
+
+Only what the model needs is imported: transformers takes longer than all else that a worker starts with, and a worker
+that starts again does so beside open streams.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, NoRowStates, _invariance, _memory_plan, _tensor_parallel, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _memory_plan, loading, vocabulary
 from specserve.models._ranks import RankGroup
 from specserve.types import WorkerInfo
 
@@ -62,6 +66,8 @@ def load_backend(
     backend.allocate(blocks, engine.block_tokens)
     backend.states.reserve(engine.max_requests)
     if invariant:
+        from specserve.models import _invariance
+
         _invariance.check(backend, blocks, engine.block_tokens)
     info = WorkerInfo(
         role=role,
@@ -81,6 +87,8 @@ def load_backend(
 
 def _built(name: str, config: ModelConfig, folder: Path, ranks: RankGroup | None) -> Backend:
     if ranks is not None:
+        from specserve.models import _tensor_parallel
+
         return _tensor_parallel.build(config, folder, ranks)
     return cast(Backend, folders.load("models", name).build(config, folder))
 

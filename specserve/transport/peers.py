@@ -120,6 +120,13 @@ class Peers:
         peer.lost = True
         self._mailbox.put(PeerLost(peer.name, peer.life, reason, silent))
 
+    def broken(self, name: str, life: int) -> None:
+        """The connection to this life of a peer broke, which is its end."""
+        with self._lock:
+            peer = self._by_nonce.get(self._nonces.get(name, b""))
+            if peer is not None and peer.life == life and not peer.lost:
+                self._lose(peer, f"the connection to {name} broke")
+
     def judge_silence(self, lost_after_s: float, paused_s: float) -> None:
         """Report peers not heard of for lost_after_s, once per life; it counts from the first word, or from `expect`.
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from specserve.errors import ChannelError, ProtocolError
 from specserve.transport import Arrived, Mailbox
@@ -62,6 +63,7 @@ class SocketChannel:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_UNDERWAY)
         self._socket.connect(url)
+        self.local = url.startswith("ipc:")
 
     def send(self, message: Message) -> None:
         """Queue a message. Never blocks; raises ChannelError when the peer takes nothing any more, or after `close`.
@@ -88,6 +90,14 @@ class SocketChannel:
             self._socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=len(frame) < _LARGE_FRAME)
         self._socket.send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < _LARGE_FRAME)
 
+    def on_disconnect(self, tell: Callable[[], None]) -> None:
+        """Call this, once and from a thread of its own, when the other side closes the connection or dies.
+
+        Nothing is told of a side that cannot be reached, and on another node of one that was cut off.
+        """
+        told_by = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED)
+        threading.Thread(target=_listen, args=(told_by, tell), name="specserve-disconnect", daemon=True).start()
+
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
@@ -97,6 +107,16 @@ class SocketChannel:
         """Drop what is not sent yet and release the socket. Idempotent."""
         with self._lock:
             self._socket.close(linger=0)
+
+
+def _listen(told_by: zmq.Socket[bytes], tell: Callable[[], None]) -> None:
+    """Until the monitored socket is closed."""
+    with told_by, contextlib.suppress(zmq.ContextTerminated):
+        told = False
+        while (event := recv_monitor_message(told_by)["event"]) != zmq.EVENT_MONITOR_STOPPED:
+            if event == zmq.EVENT_DISCONNECTED and not told:
+                told = True
+                tell()
 
 
 class Endpoint:
@@ -165,6 +185,14 @@ class Endpoint:
     def expect(self, peer: str) -> None:
         """Count the silence of an accepted peer from now on, even before its first word."""
         self._peers.expect(peer)
+
+    def watch(self, channel: SocketChannel, peer: str, life: int) -> None:
+        """Count an accepted peer as lost in the moment in which the channel to it breaks, if it is on this node.
+
+        There a connection breaks only with a process. One between nodes may be made again, and its silence is judged.
+        """
+        if channel.local:
+            channel.on_disconnect(lambda: self._peers.broken(peer, life))
 
     def forget(self, peer: str) -> None:
         """Take nothing more from this peer and do not report its loss. Unknown peers are fine."""

@@ -8,13 +8,15 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 from http_server import serving
 from tiny_models import tiny_llama
 
 from specserve.bench import load
+from specserve.bench.byte_client import ByteClient
 from specserve.bench.load import Call, Options, closed_loop, http_side_s, measure, open_loop, plot, quantile, row_of
 from specserve.cli import main
 from specserve.errors import ConfigError, Unavailable
@@ -86,17 +88,36 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert len(calls) == expected > 3
 
 
-@pytest.mark.parametrize(("told", "comes_back_s"), [("2", 2.0), ("", 1.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 1.0)])
+@asynccontextmanager
+async def answering(head: bytes, body: bytes) -> AsyncIterator[ByteClient]:
+    """A client of a server that says the same to all, and then closes the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (head, len(body), body))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, ByteClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("told", "comes_back_s"),
+    [
+        (b"Retry-After: 2", 2.0),
+        (b"Retry-After: 2\r\nRetry-After-Ms: 1250", 1.25),
+        (b"X: y", 1.0),
+        (b"Retry-After: Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
+    ],
+)
 def test_who_finds_no_room_comes_back_when_told(told, comes_back_s) -> None:
     """A refusal is no failure, and its client asks nothing before the time that it was given (1 s where none)."""
 
-    async def app(_scope, _receive, send) -> None:
-        await send({"type": "http.response.start", "status": 429, "headers": [(b"retry-after", told.encode())]})
-        await send({"type": "http.response.body", "body": b'{"error": {"message": "the queue is full"}}'})
-
     async def loaded() -> list[Call]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://there") as client:
-            return await closed_loop(lambda: load.asked(client, "completions", {"prompt": "x"}), 3, 0.3)
+        async with answering(b"429 Full\r\n" + told, b'{"error": {"message": "the queue is full"}}') as client:
+            answers = await closed_loop(lambda: load.asked(client, "completions", {"prompt": "x"}), 3, 0.3)
+        return [answer.call() for answer in answers]
 
     calls = asyncio.run(loaded())
     assert [call.retry_s for call in calls] == [comes_back_s] * 3
@@ -111,13 +132,9 @@ def test_an_answer_without_text_is_an_answer(events, answered) -> None:
     """What ends in good order was answered, if only with an end token; what breaks off or tells of an error was not."""
     lines = [event.replace("{}", '{"choices": [], "usage": {"completion_tokens": 1}}') for event in events]
 
-    async def app(_scope, _receive, send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": "".join(f"data: {line}\n\n" for line in lines).encode()})
-
     async def ask() -> Call:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://there") as client:
-            return await load.asked(client, "chat/completions", {"messages": []})
+        async with answering(b"200 OK", "".join(f"data: {line}\n\n" for line in lines).encode()) as client:
+            return (await load.asked(client, "chat/completions", {"messages": []})).call()
 
     call = asyncio.run(ask())
     assert (call.first_s is not None) == answered == (not call.failure)

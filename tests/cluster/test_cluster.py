@@ -31,10 +31,10 @@ def url(config, ray_here) -> Iterator[str]:
 
 
 def test_chat_over_http(url):
-    """A chat request is answered, with usage and at the asked length, under one id."""
+    """A chat request is answered, with usage and at the asked length, under one id; the client's own is no text."""
     message = {"role": "user", "content": "Hello"}
     asked = {"model": "tiny", "messages": [message], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    reply = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=WAIT_S)
+    reply = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=WAIT_S, headers={"x-request-id": b"\xff"})
     answer = reply.json()
     assert len(reply.headers.get_list("x-request-id")) == 1
     assert answer["choices"][0]["finish_reason"] == "length"

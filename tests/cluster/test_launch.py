@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -164,3 +165,15 @@ def test_a_server_that_is_open_to_others_is_warned_of(capfd, host, warned):
     """Where it has no keys."""
     launch._warn(configs.parse({"server": {"host": host}}))
     assert ("SPECSERVE_API_KEY" in capfd.readouterr().err) is warned
+
+
+def test_a_ray_that_is_not_there_is_told_at_once():
+    """By the address, and before Ray itself begins to try; addresses without a port are Ray's to find."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"cannot reach Ray at {address}"):
+            launch._check_listening(address)
+        nobody.listen()
+        launch._check_listening(address)
+    launch._check_listening("auto")

@@ -6,10 +6,11 @@ import asyncio
 
 import httpx
 import pytest
-from ray.serve._private.http_util import RequestIdMiddleware
+from ray.serve._private.http_util import _apply_middlewares
 from starlette.responses import PlainTextResponse
 
 from specserve.api.limits import Envelope, rename
+from specserve.cluster.proxy_headers import middlewares
 from specserve.cluster.request_ids import NamedByProxy
 from specserve.metrics import HttpMetrics
 
@@ -21,10 +22,10 @@ async def application(scope, receive, send):
     await PlainTextResponse("x")(scope, receive, send)
 
 
-def ids(query: str = "", *, wrapped: bool = True, **headers: str) -> list[str]:
+def ids(query: str = "", *, wrapped: bool = True, **headers: str | bytes) -> list[str]:
     """The ids that an answer of the application behind the proxy's layer carries."""
     inner = Envelope(application, HttpMetrics([]))
-    transport = httpx.ASGITransport(app=RequestIdMiddleware(NamedByProxy(inner) if wrapped else inner))
+    transport = httpx.ASGITransport(app=_apply_middlewares(NamedByProxy(inner) if wrapped else inner, middlewares()))
 
     async def one() -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -48,3 +49,9 @@ def test_an_id_that_only_the_application_knows_comes_first() -> None:
     replaced = ids(**{"x-request-id": "no id"})
     assert replaced[0] != "no id"
     assert len(replaced) == 2
+
+
+def test_an_id_that_is_no_text_is_replaced() -> None:
+    """Behind this layer the proxy decodes it as UTF-8, and would fail."""
+    (told,) = ids(**{"x-request-id": b"\xff\xfe"})
+    assert told.isascii()

@@ -365,6 +365,51 @@ def test_killed_process_is_noticed(make_side, tmp_path):
         child.wait()
 
 
+_LISTENING_CHILD = """
+import pickle, time
+from specserve.transport import Mailbox
+from specserve.transport.socket import Endpoint
+mailbox = Mailbox()
+endpoint = Endpoint(mailbox)
+print(pickle.dumps(endpoint.accept("me", 3)).hex(), flush=True)
+mailbox.get(60)
+print("heard", flush=True)
+time.sleep(120)
+"""
+
+
+def test_killed_process_on_this_node_is_noticed_by_its_connection(make_side, tmp_path):
+    """The channel to a watched peer breaks with its process, long before its silence would tell; no later life is hit.
+
+    A channel that is closed here reports nobody, and leaves no thread behind.
+    """
+    import pickle
+
+    side = make_side(lost_after_s=600.0)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    child = subprocess.Popen([sys.executable, "-c", _LISTENING_CHILD], env=environment, stdout=subprocess.PIPE)
+    try:
+        address = pickle.loads(bytes.fromhex(child.stdout.readline().decode()))
+        for peer, life in (("child", 3), ("other", 3), ("closed", 3)):
+            side.endpoint.accept(peer, life)
+            channel = side.endpoint.connect(address, peer)
+            side.endpoint.watch(channel, peer, life)
+            channel.send(m.Close(1))
+        channel.close()
+        side.endpoint.accept("other", 4)
+        assert child.stdout.readline() == b"heard\n"
+        child.send_signal(signal.SIGKILL)
+        lost = received(side)
+        assert isinstance(lost, PeerLost)
+        assert (lost.peer, lost.life, lost.silent) == ("child", 3, False)
+        assert side.mailbox.get(0.3) is None
+    finally:
+        child.kill()
+        child.wait()
+    side.endpoint.close()
+    until(lambda: all(thread.name != "specserve-disconnect" for thread in threading.enumerate()))
+
+
 def test_send_never_blocks(make_side):
     """Towards an address where nobody listens, sends queue up to a bound and then raise ChannelError."""
     side = make_side()
