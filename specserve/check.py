@@ -221,7 +221,8 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
 
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
-        yield from _model("draft", config.draft_model, config, needs)
+        together = config.engine.of_several(config.cluster.pipelines_per_draft)
+        yield from _model("draft", config.draft_model, config.model_copy(update={"engine": together}), needs)
         _refuse_unfit(config)
     if config.engine.depth > 0 and drafting.lives_beside(config.draft):
         from specserve.models import loading
@@ -313,7 +314,7 @@ def _placement(config: Config) -> Iterator[Finding]:
         yield Finding(
             "placement",
             f"{cluster.draft_workers} draft worker(s), each for {cluster.pipelines_per_draft} of at most "
-            f"{cluster.most_pipelines} pipelines",
+            f"{cluster.most_pipelines} pipelines, with an equal part of its KV and slots for each",
         )
 
 
