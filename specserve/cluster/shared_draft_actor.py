@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from specserve.cluster.actors import DraftActor, in_control_group
 from specserve.cluster.session import WorkerSession
 from specserve.config import EngineConfig
-from specserve.drafting import worker as draft_workers
-from specserve.drafting._sharing import Turns, shares
 from specserve.errors import ProtocolError
 from specserve.models._ranks import RankGroup
 from specserve.transport.socket import Address
 from specserve.types import WorkerInfo
+
+if TYPE_CHECKING:
+    from specserve.drafting._sharing import Turns
 
 
 class SharedDraftActor(DraftActor):
@@ -30,6 +32,10 @@ class SharedDraftActor(DraftActor):
         return self._config.engine.of_several(self._pipelines)
 
     def _built(self, ranks: RankGroup | None) -> WorkerInfo:
+        # Only the worker's process needs torch; keepers and launchers see this module, too.
+        from specserve.drafting import worker as draft_workers
+        from specserve.drafting._sharing import Turns, shares
+
         worker, info = draft_workers.build(self._config, ranks, pipelines=self._pipelines)
         self._shares = shares(info.blocks, self._limits.slot_count, self._pipelines)
         self._turns = Turns(worker, draft_workers.grammars_of(self._config))

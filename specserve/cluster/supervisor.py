@@ -155,7 +155,7 @@ class Supervisor:
         """Without waiting: a worker that is stuck must not keep the coordinator from being watched."""
         if member.recovering:
             return
-        if member.role in state.hung:
+        if member.role in state.hung and member.ranks.own:
             log.warning("the %s worker does not do what it is asked; its process is being replaced", member.role)
             member.ranks.kill()
         if member.role in state.lost:
