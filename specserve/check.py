@@ -221,7 +221,8 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
 
 def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
-        yield from _model("draft", config.draft_model, config, needs)
+        together = config.engine.of_several(config.cluster.pipelines_per_draft)
+        yield from _model("draft", config.draft_model, config.model_copy(update={"engine": together}), needs)
         _refuse_unfit(config)
     if config.engine.depth > 0 and drafting.lives_beside(config.draft):
         from specserve.models import loading
@@ -298,14 +299,23 @@ def _placement(config: Config) -> Iterator[Finding]:
     import torch
 
     from specserve.cluster.local_ray import logical_cpus
-    from specserve.cluster.placement import plan
+    from specserve.cluster.placement import has_draft_worker, plan, plan_shared, shares_draft
 
-    with_draft = config.engine.depth > 0 and drafting.has_worker(config.draft)
+    shared = shares_draft(config)
     cpus = logical_cpus(config.cluster.ingress_replicas, workers=config.worker_processes)
     node = {"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}
-    placed = plan(config, with_draft=with_draft, nodes=[node])
-    devices = [f"{role} on {'a GPU' if placed.on_gpu(role) else 'CPU'}" for role in placed.roles]
-    yield Finding("placement", f"{placed.strategy} on this machine: " + ", ".join(devices))
+    placed = (
+        plan_shared(config, [node]) if shared else (plan(config, with_draft=has_draft_worker(config), nodes=[node]),)
+    )
+    devices = [f"{role} on {'a GPU' if group.on_gpu(role) else 'CPU'}" for group in placed for role in group.roles]
+    yield Finding("placement", f"{config.cluster.placement} on this machine: " + ", ".join(devices))
+    if shared:
+        cluster = config.cluster
+        yield Finding(
+            "placement",
+            f"{cluster.draft_workers} draft worker(s), each for {cluster.pipelines_per_draft} of at most "
+            f"{cluster.most_pipelines} pipelines, with an equal part of its KV and slots for each",
+        )
 
 
 def _port(config: Config) -> Iterator[Finding]:

@@ -273,6 +273,11 @@ class EngineConfig(Section):
             return self.max_requests * self.tree_shape.parents(self.depth)
         return max(1, self.max_requests * self.depth * (1 + self.most_outcomes))
 
+    def of_several(self, pipelines: int) -> EngineConfig:
+        """The limits of a worker that serves so many pipelines at once, each within these."""
+        most = {"max_requests": self.max_requests, "max_batch_tokens": self.max_batch_tokens, "slots": self.slot_count}
+        return self.model_copy(update={name: pipelines * limit for name, limit in most.items()})
+
     @property
     def ranks(self) -> int:
         """Likely tokens kept beside each drafted one: the guesses at one place, and the drafted token itself."""
@@ -366,6 +371,13 @@ class ClusterConfig(Section):
     spare_pipelines: int = Field(
         0, ge=0, description="pipelines for which there is room beside the others while an update replaces them"
     )
+    pipelines_per_draft: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="pipelines that one draft worker drafts for, each with an equal part of its KV and of its slots; "
+        "1 gives each pipeline a draft worker of its own",
+    )
     routing: Literal["prefix", "least_loaded", "round_robin"] = Field(
         "prefix",
         description="which pipeline takes a request: the one with the longest prefix of its prompt, the idlest",
@@ -398,6 +410,25 @@ class ClusterConfig(Section):
             if limit is not None and limit < getattr(self, least):
                 raise ValueError(f"{most} {limit} is below {least} {getattr(self, least)}; raise it, or leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _shareable(self) -> ClusterConfig:
+        if self.pipelines_per_draft > 1 and self.transport != "socket":
+            raise ValueError(
+                f"pipelines_per_draft {self.pipelines_per_draft} needs transport socket (found {self.transport}): by "
+                f"plain calls a draft worker answers one pipeline after the other"
+            )
+        return self
+
+    @property
+    def most_pipelines(self) -> int:
+        """Pipelines that may run at once, those of an update included."""
+        return (self.max_pipelines or self.pipelines) + self.spare_pipelines
+
+    @property
+    def draft_workers(self) -> int:
+        """Draft workers that pipelines share, as many as give each pipeline its part of one."""
+        return -(-self.most_pipelines // self.pipelines_per_draft)
 
 
 class SloConfig(Section):

@@ -163,3 +163,15 @@ def test_where_spans_go_is_told_and_tried(folders, tmp_path) -> None:
         (finding,) = [finding for finding in report(asked) if finding.topic == "tracing"]
         assert str(path) in finding.text
         assert finding.problem == found
+
+
+def test_a_shared_draft_worker_is_told_with_its_shares(folders) -> None:
+    """How many there are and for whom; a speculator without a worker is a problem."""
+    asked = config_of(folders)
+    shared = {"pipelines": 3, "pipelines_per_draft": 2}
+    asked = asked.model_copy(update={"cluster": asked.cluster.model_copy(update=shared)})
+    told = lines(asked, "placement")
+    assert told[0].endswith("coordinator on CPU, target on CPU, draft on CPU")
+    assert "2 draft worker(s), each for 2 of at most 3 pipelines" in told[1]
+    guesser = asked.model_copy(update={"draft": asked.draft.model_copy(update={"speculator": "ngram"})})
+    assert any("ngram has no draft worker that pipelines could share" in line for line in problems(guesser))

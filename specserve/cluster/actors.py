@@ -19,6 +19,7 @@ from specserve.cluster.link import Echo, EchoAddress, Link, measure
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
+from specserve.config import EngineConfig
 from specserve.errors import GroupLost, ProtocolError
 from specserve.long_lived import made_to_last
 from specserve.models import Backend, _memory_plan
@@ -53,15 +54,16 @@ class WorkerState:
     fresh: bool = False
 
 
+def in_control_group(method: Method) -> Method:
+    """Mark a method of an actor whose calls are answered while others compute."""
+    marked: Method = ray.method(concurrency_group=CONTROL)(method)
+    return marked
+
+
 def node_address() -> tuple[str, str]:
     """(node id, IP address) of the node that this actor runs on."""
     context = ray.get_runtime_context()
     return context.get_node_id(), ray.util.get_node_ip_address()
-
-
-def _in_control_group(method: Method) -> Method:
-    marked: Method = ray.method(concurrency_group=CONTROL)(method)
-    return marked
 
 
 class WorkerActor:
@@ -86,7 +88,12 @@ class WorkerActor:
         self._session: WorkerSession | None = None
         self._life = -1
 
-    @_in_control_group
+    @property
+    def _limits(self) -> EngineConfig:
+        """What the worker must hold at once."""
+        return self._config.engine
+
+    @in_control_group
     def state(self) -> WorkerState:
         """Cheap; answers while a model loads."""
         broken = self._ranks is not None and self._ranks.broken is not None
@@ -134,13 +141,16 @@ class WorkerActor:
 
     def _loaded(self, ranks: RankGroup | None) -> WorkerInfo:
         if ranks is None or self._rank == 0:
-            self._worker, info = importlib.import_module(_BUILDERS[self._role]).build(self._config, ranks)
-            return cast(WorkerInfo, info)
+            return self._built(ranks)
         from specserve.models._worker import load_backend
 
-        part, info = load_backend(self._model, self._role, self._config.engine, ranks=ranks)
+        part, info = load_backend(self._model, self._role, self._limits, ranks=ranks)
         threading.Thread(target=self._follow, args=(part, ranks), name="specserve-rank", daemon=True).start()
         return info
+
+    def _built(self, ranks: RankGroup | None) -> WorkerInfo:
+        self._worker, info = importlib.import_module(_BUILDERS[self._role]).build(self._config, ranks)
+        return cast(WorkerInfo, info)
 
     def _follow(self, part: Backend, ranks: RankGroup) -> None:
         from specserve.models._tensor_parallel import follow
@@ -174,12 +184,13 @@ class WorkerActor:
             raise ProtocolError(f"{self._role}: connect before load")
         if coordinator is None:
             return None
+        self._session = self._session_of(self._worker, coordinator, life)
+        return self._session.address
+
+    def _session_of(self, worker: Worker, coordinator: Address, life: int) -> WorkerSession:
         node_id, host = node_address()
         heartbeat_s = self._config.cluster.heartbeat_s
-        self._session = WorkerSession(
-            self._worker, coordinator, life, host=host, node_id=node_id, heartbeat_s=heartbeat_s
-        )
-        return self._session.address
+        return WorkerSession(worker, coordinator, life, host=host, node_id=node_id, heartbeat_s=heartbeat_s)
 
     def link_to(self, echo: EchoAddress) -> Link | None:
         """How far the node of this echo is; None when it is this one. Raises Unavailable."""

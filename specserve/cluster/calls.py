@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 STATE_TIMEOUT_S = 10.0
 """A process whose `state` takes longer than this is stuck."""
 
+CALL_TIMEOUT_S = 60.0
+"""A worker answers between two batches."""
+
 T = TypeVar("T")
 
 

@@ -12,10 +12,11 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from specserve import __version__
 from specserve.cluster.by_name import ByName
+from specserve.cluster.draft_keeper import DraftKeeper
 from specserve.cluster.ingress import Ingress
 from specserve.cluster.ledger_keeper import LedgerKeeper
 from specserve.cluster.pipeline import ServedPipeline
-from specserve.cluster.placement import INGRESS_CPUS
+from specserve.cluster.placement import INGRESS_CPUS, shares_draft
 from specserve.cluster.scaling import by_load
 from specserve.config import ClusterConfig, Config
 
@@ -23,6 +24,7 @@ APP_NAME = "specserve"
 PIPELINE = "Pipeline"
 INGRESS = "Ingress"
 LEDGER = "Ledger"
+DRAFT_KEEPER = "DraftKeeper"
 
 _CALLS = 1_000_000
 """One call of a pipeline stays open for each request (`holds`); none may make another one wait."""
@@ -35,10 +37,12 @@ def application(config: Config) -> Any:
     """A `serve.Application` for this configuration.
 
     The app itself refuses what is over its limits, in OpenAI's words, so Serve lets more through than they allow.
-    What drains has as long as a request may take: no update cuts a stream.
+    What drains has as long as a request may take: no update cuts a stream. Raises ConfigError where pipelines are to
+    share draft workers, and cannot.
     """
     drain_s = config.server.request_timeout_s + _LAST_WORDS_S
-    pipelines = _bound(_pipelines(config, drain_s), _of_pipelines(config))
+    drafts = [_bound(_drafts(config), _of_drafts(config))] if shares_draft(config) else []
+    pipelines = _bound(_pipelines(config, drain_s), _of_pipelines(config), *drafts)
     ledger = serve.deployment(LedgerKeeper, name=LEDGER, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000)
     ingress = serve.deployment(
         Ingress,
@@ -79,6 +83,12 @@ def _of_pipelines(config: Config) -> dict[str, Any]:
     return config.model_dump(exclude={"cluster": _COUNTS | _ROUTING, "server": True})
 
 
+def _of_drafts(config: Config) -> dict[str, Any]:
+    """The settings without those that no draft worker looks at."""
+    exclude: dict[str, Any] = dict.fromkeys(("server", "observe", "model_name"), True)
+    return config.model_dump(exclude=exclude | {"cluster": _COUNTS | _ROUTING})
+
+
 def _of_ledger(config: Config) -> dict[str, Any]:
     """The settings of the ledger alone: its counters outlive updates of everything else."""
     return config.model_dump(include={"observe", "log_format"})
@@ -99,6 +109,22 @@ def _pipelines(config: Config, drain_s: float) -> Any:
         max_surge_percent=min(100, math.ceil(100 * cluster.spare_pipelines / cluster.pipelines)),
         request_router_config=RequestRouterConfig(request_router_class=ByName),
         **_pipeline_count(config),
+    )
+
+
+def _drafts(config: Config) -> Any:
+    """Draft workers that pipelines share. They do not scale: there is a share for each of the most pipelines."""
+    return serve.deployment(
+        DraftKeeper,
+        name=DRAFT_KEEPER,
+        num_replicas=config.cluster.draft_workers,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_CALLS,
+        health_check_period_s=2,
+        health_check_timeout_s=30,
+        graceful_shutdown_timeout_s=_LAST_WORDS_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        request_router_config=RequestRouterConfig(request_router_class=ByName),
     )
 
 

@@ -19,12 +19,13 @@ import ray
 from ray import serve
 from rich.console import Console
 
-from specserve import drafting, folders, tracing
+from specserve import folders, tracing
 from specserve.cluster.deploy import APP_NAME, PIPELINE, application
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.https import check_certificate, http_options
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
+from specserve.cluster.placement import has_draft_worker, shares_draft
 from specserve.config import DEMO, DEMO_HEAD, Config, unkeyed
 from specserve.errors import ConfigError
 from specserve.models.loading import prepare
@@ -72,7 +73,8 @@ def check_config(config: Config, *, models_here: bool) -> None:
     tracing.check(config.observe.tracing)
     if models_here:
         check_certificate(config.server)
-    with_draft = drafting.has_worker(config.draft) and config.engine.depth > 0
+    shares_draft(config)
+    with_draft = has_draft_worker(config)
     rules = folders.names_in("verification")
     if config.engine.rule not in rules:
         raise ConfigError(f"no rule called {config.engine.rule!r}; there are: {', '.join(rules)}")
@@ -98,8 +100,8 @@ def _ray(address: str | None, config: Config) -> contextlib.AbstractContextManag
 
 def _own_ray(config: Config) -> contextlib.AbstractContextManager[Path]:
     cluster = config.cluster
-    most = cluster.max_pipelines or cluster.pipelines + cluster.spare_pipelines
-    return local_ray(cluster.max_ingress_replicas or cluster.ingress_replicas, most, config.worker_processes)
+    ingresses = cluster.max_ingress_replicas or cluster.ingress_replicas
+    return local_ray(ingresses, cluster.most_pipelines, config.worker_processes)
 
 
 @contextlib.contextmanager

@@ -15,13 +15,13 @@ import ray
 from ray import serve
 
 from specserve import config as configs
-from specserve import drafting, logs
+from specserve import logs
 from specserve.cluster.holds import Holds
 from specserve.cluster.ingress_line import Welcome
-from specserve.cluster.placement import Placement, plan
+from specserve.cluster.leased_draft import Keepers, LeasedDraft, ServedKeepers
+from specserve.cluster.placement import Placement, has_draft_worker, plan, plan_shared
 from specserve.cluster.scaling import LOAD
 from specserve.cluster.supervisor import Supervisor
-from specserve.config import Config
 from specserve.errors import ConfigError, Unavailable
 from specserve.metrics import Snapshot
 from specserve.transport.socket import Address
@@ -48,9 +48,11 @@ class PipelineState:
 class Pipeline:
     """One replica is one pipeline: it creates coordinator and workers as its children and brings back what dies."""
 
-    def __init__(self, config_tree: dict[str, Any]) -> None:
+    def __init__(self, config_tree: dict[str, Any], keepers: Keepers | None = None) -> None:
+        """keepers have the draft workers that this pipeline shares with others; without them it has one of its own."""
         self._config = configs.parse(config_tree)
         logs.configure(self._config.log_format)
+        self._keepers = keepers
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
         self._holds = Holds()
@@ -61,7 +63,8 @@ class Pipeline:
 
     async def _run(self) -> None:
         try:
-            self._supervisor = Supervisor(self._config, await self._planned())
+            draft = None if self._keepers is None else LeasedDraft(self._config, self._keepers)
+            self._supervisor = Supervisor(self._config, await self._planned(), draft)
             await self._supervisor.start()
             self._served = True
             self._ready.set()
@@ -80,7 +83,9 @@ class Pipeline:
         while True:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             try:
-                return plan(self._config, with_draft=_has_draft_worker(self._config), nodes=nodes)
+                if self._keepers is not None:
+                    return plan_shared(self._config, nodes)[0]
+                return plan(self._config, with_draft=has_draft_worker(self._config), nodes=nodes)
             except ConfigError as error:
                 if time.monotonic() >= deadline_s:
                     raise
@@ -206,8 +211,11 @@ class ServedPipeline(Pipeline):
     launcher can ask how far the start is, and why it failed.
     """
 
-    async def __init__(self, config_tree: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
-        super().__init__(config_tree)
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config_tree: dict[str, Any], drafts: Any = None
+    ) -> None:
+        """drafts is the handle of the keepers' deployment, where there is one."""
+        super().__init__(config_tree, None if drafts is None else ServedKeepers(drafts))
         if await asyncio.to_thread(_others_run):
             try:
                 await self._serving()
@@ -220,7 +228,3 @@ def _others_run() -> bool:
     me = serve.get_replica_context()
     deployment = serve.status().applications[me.app_name].deployments[me.deployment]
     return bool(deployment.replica_states.get("RUNNING", 0))
-
-
-def _has_draft_worker(config: Config) -> bool:
-    return config.engine.depth > 0 and drafting.has_worker(config.draft)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 
+from specserve import drafting
 from specserve.config import Config, ModelConfig
 from specserve.errors import ConfigError
 
@@ -26,18 +27,42 @@ def rank_name(role: str, rank: int) -> str:
     return f"{role}/{rank}" if rank else role
 
 
+def has_draft_worker(config: Config) -> bool:
+    """Whether pipelines draft with a worker. Raises ConfigError for an unknown speculator."""
+    return config.engine.depth > 0 and drafting.has_worker(config.draft)
+
+
+def shares_draft(config: Config) -> bool:
+    """Whether pipelines share draft workers. Raises ConfigError where they are to, and cannot."""
+    cluster = config.cluster
+    if cluster.pipelines_per_draft == 1 or config.engine.depth == 0:
+        return False
+    if not drafting.has_worker(config.draft):
+        raise ConfigError(
+            f"cluster.pipelines_per_draft is {cluster.pipelines_per_draft}, but speculator {config.draft.speculator} "
+            f"has no draft worker that pipelines could share; set it to 1"
+        )
+    if cluster.pipelines_per_draft > cluster.most_pipelines:
+        raise ConfigError(
+            f"cluster.pipelines_per_draft {cluster.pipelines_per_draft} leaves shares of the draft worker to nobody: "
+            f"there are at most {cluster.most_pipelines} pipelines; lower it, or raise pipelines or max_pipelines"
+        )
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Bundles with the roles that they are for, in order; strategy as Ray names it.
 
     The ranks of a worker share the bundle of its role, or have a bundle each, which is called after the rank.
-    sizes holds how many ranks a role has, where there are several.
+    sizes holds how many ranks a role has, where there are several. name says what is placed, for people.
     """
 
     roles: tuple[str, ...]
     bundles: tuple[Bundle, ...]
     strategy: str
     sizes: Mapping[str, int] = field(default_factory=dict)
+    name: str = "pipeline"
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -72,6 +97,21 @@ def plan(config: Config, *, with_draft: bool, nodes: Sequence[Mapping[str, float
     raise ConfigError(_refusal(placement, nodes))
 
 
+def plan_shared(config: Config, nodes: Sequence[Mapping[str, float]]) -> tuple[Placement, Placement]:
+    """Bundles for a pipeline, and for the draft worker that it shares, which are in a placement group of their own.
+
+    Devices are chosen as in `plan`, for both together. Raises ConfigError likewise.
+    """
+    strategy = config.cluster.placement
+    for on_target, on_draft in product(_gpu_choices(config.target), _gpu_choices(config.draft.model)):
+        pipeline = _placement({TARGET: config.target}, [on_target], strategy)
+        draft = _placement({DRAFT: config.draft.model}, [on_draft], strategy, with_coordinator=False)
+        both = Placement(pipeline.roles + draft.roles, pipeline.bundles + draft.bundles, "PACK")
+        if all(_fits(placement, nodes) for placement in (pipeline, draft, both)):
+            return pipeline, replace(draft, name="draft worker that pipelines share")
+    raise ConfigError(_refusal(both, nodes))
+
+
 def _gpu_choices(model: ModelConfig) -> tuple[bool, ...]:
     """Whether on a GPU, the better choice first."""
     if model.device == "auto":
@@ -79,8 +119,10 @@ def _gpu_choices(model: ModelConfig) -> tuple[bool, ...]:
     return (model.device.startswith("cuda"),)
 
 
-def _placement(models: Mapping[str, ModelConfig], on_gpus: Sequence[bool], strategy: str) -> Placement:
-    bundles: dict[str, Bundle] = {COORDINATOR: {"CPU": COORDINATOR_CPUS}}
+def _placement(
+    models: Mapping[str, ModelConfig], on_gpus: Sequence[bool], strategy: str, *, with_coordinator: bool = True
+) -> Placement:
+    bundles: dict[str, Bundle] = {COORDINATOR: {"CPU": COORDINATOR_CPUS}} if with_coordinator else {}
     sizes = {role: model.tensor_parallel for role, model in models.items() if model.tensor_parallel > 1}
     for (role, model), on_gpu in zip(models.items(), on_gpus, strict=True):
         each = {"CPU": WORKER_CPUS} | ({"GPU": 1.0} if on_gpu else {})

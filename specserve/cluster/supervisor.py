@@ -5,66 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from specserve.cluster.actors import CONTROL, WORKER_ACTORS
-from specserve.cluster.calls import or_none, result, state_of
+from specserve.cluster.actors import WORKER_ACTORS
+from specserve.cluster.calls import CALL_TIMEOUT_S, or_none, result, state_of
 from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorState, Joined
 from specserve.cluster.ingress_line import Welcome
-from specserve.cluster.link import Link
+from specserve.cluster.member import POLL_S, Member
 from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement, rank_name
-from specserve.cluster.worker_ranks import RanksState, WorkerRanks
-from specserve.config import Config, ModelConfig
-from specserve.errors import ConfigError, GroupLost, SpecserveError, Unavailable
+from specserve.cluster.placing import Seats, place
+from specserve.cluster.worker_ranks import Held
+from specserve.config import Config
+from specserve.errors import ConfigError, SpecserveError, Unavailable
 from specserve.metrics import Snapshot
-from specserve.models.threads import cpu_worker_environment
 from specserve.models.vocabulary import require_same
 from specserve.transport.socket import Address
-from specserve.types import Health, ModelCard, WorkerInfo
+from specserve.types import Health, ModelCard
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.25
-_CALL_TIMEOUT_S = 60.0  # a worker answers between two batches
 _RETRY_S = 0.5
 _STALL_PATIENCE = 2.0  # times engine.hang_after_s, after which a worker that hangs was to be replaced
-_FIRST_LOADS = 3
 _GROUP_SLOW_SHARE = 0.1  # of cluster.slow_link_s: ranks cross their link twice in every layer
-
-
-@dataclass(slots=True)
-class _Member:
-    """One worker with its present life."""
-
-    role: str
-    ranks: WorkerRanks
-    life: int = 0
-    info: WorkerInfo | None = None
-    pids: tuple[int, ...] = (0,)
-    progress: str = "starting"
-    look: asyncio.Task[None] | None = None
-    recovery: asyncio.Task[None] | None = None
-
-    @property
-    def handle(self) -> Any:
-        """The actor that talks to the coordinator."""
-        return self.ranks.lead
-
-    def note(self, state: RanksState) -> None:
-        """What the processes said of themselves."""
-        self.pids, self.progress = state.pids, state.progress
-
-    @property
-    def recovering(self) -> bool:
-        """A recovery that failed counts: it is not tried again, all of the pipeline is replaced (see `check`)."""
-        return self.recovery is not None and (not self.recovery.done() or self.recovery.exception() is not None)
 
 
 @dataclass(slots=True)
@@ -78,13 +45,15 @@ class _Stall:
 class Supervisor:
     """Start with `start`, keep `watch` running, end with `stop`."""
 
-    def __init__(self, config: Config, placement: Placement) -> None:
+    def __init__(self, config: Config, placement: Placement, shared_draft: Held | None = None) -> None:
+        """shared_draft is a draft worker that is not among the placement's."""
         self._config = config
+        self._shared_draft = shared_draft
         self._placement = placement
         self._group: PlacementGroup | None = None
         self._coordinator: Any = None
         self._coordinator_pid = 0
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._stall = _Stall()
         self._health = Health("starting", "creating processes")
         self._card: ModelCard | None = None
@@ -95,10 +64,13 @@ class Supervisor:
 
     async def start(self) -> None:
         """Place, create, load and join everything. Raises ConfigError in words when that cannot succeed."""
-        self._group = await self._place()
-        self._coordinator = self._create(COORDINATOR, CoordinatorActor, {})
+        self._group = await place(self._placement, self._config.cluster.start_timeout_s)
+        seats = Seats(self._config, self._placement, self._group)
+        self._coordinator = seats.create(COORDINATOR, CoordinatorActor, {})
         for role in self._placement.workers:
-            self._members[role] = _Member(role, self._create_worker(role))
+            self._members[role] = Member(role, seats.create_worker(role, WORKER_ACTORS[role]))
+        if self._shared_draft is not None:
+            self._members[DRAFT] = Member(DRAFT, self._shared_draft)
         await self._load_first()
         await self._check_vocabularies()
         await self._begin()
@@ -108,8 +80,8 @@ class Supervisor:
         """Warn of a worker that is far from the coordinator. What cannot be measured does not keep anything waiting."""
         for member in self._members.values():
             try:
-                link = await self._link(self._coordinator, member.handle)
-                between = [await self._link(member.handle, handle) for handle in member.ranks.handles[1:]]
+                link = await member.ranks.link_to(await result(self._coordinator.echo.remote(), CALL_TIMEOUT_S))
+                between = await member.ranks.links_between()
             except (RayActorError, SpecserveError) as error:
                 log.warning("the way to the %s worker was not measured: %s", member.role, error)
                 continue
@@ -121,11 +93,6 @@ class Supervisor:
                     slow_s = _GROUP_SLOW_SHARE * self._config.cluster.slow_link_s
                     self._warn(way.warning_of_rank(rank_name(member.role, rank), slow_s))
 
-    async def _link(self, to: Any, handle: Any) -> Link | None:
-        echo = await result(to.echo.remote(), _CALL_TIMEOUT_S)
-        link: Link | None = await result(handle.link_to.remote(echo), _CALL_TIMEOUT_S)
-        return link
-
     def _warn(self, text: str | None) -> None:
         if text is not None:
             log.warning("%s", text)
@@ -133,108 +100,18 @@ class Supervisor:
 
     async def _load_first(self) -> None:
         timeout_s = self._config.cluster.start_timeout_s
-        loads = asyncio.gather(*(self._load_surviving(member) for member in self._members.values()))
+        loads = asyncio.gather(*(member.load_surviving() for member in self._members.values()))
         try:
             await asyncio.wait_for(loads, timeout_s)
         except TimeoutError:
             raise ConfigError(f"the models were not loaded within cluster.start_timeout_s = {timeout_s:g} s") from None
 
-    async def _load_surviving(self, member: _Member) -> None:
-        """Load, again if the process dies meanwhile. Raises ConfigError when it always does."""
-        for _ in range(_FIRST_LOADS):
-            try:
-                await self._load(member)
-                return
-            except (RayActorError, GroupLost) as error:
-                log.warning("the %s worker died while loading: %s", member.role, error)
-                member.progress = "restarting after its process died"
-            await self._returned(member)
-        raise ConfigError(f"the {member.role} worker died while loading, {_FIRST_LOADS} times (out of memory?)")
-
-    async def _returned(self, member: _Member) -> None:
-        if len(member.ranks.handles) > 1:
-            await member.ranks.renew()
-        deadline_s = time.monotonic() + _CALL_TIMEOUT_S
-        while await member.ranks.state() is None and time.monotonic() < deadline_s:
-            await asyncio.sleep(_RETRY_S)
-
     async def _check_vocabularies(self) -> None:
         """The workers may live on different hosts, so their vocabularies are compared here, token by token."""
         if DRAFT in self._members:
-            calls = [self._members[role].handle.vocabulary.remote() for role in (TARGET, DRAFT)]
-            target, draft = await asyncio.gather(*(result(call, _CALL_TIMEOUT_S) for call in calls))
+            calls = [self._members[role].ranks.vocabulary() for role in (TARGET, DRAFT)]
+            target, draft = await asyncio.gather(*calls)
             require_same(target, draft, self._config.target.source, self._config.draft.model.source)
-
-    async def _place(self) -> PlacementGroup:
-        group = placement_group(list(self._placement.bundles), strategy=self._placement.strategy)
-        timeout_s = self._config.cluster.start_timeout_s
-        try:
-            await asyncio.wait_for(result(group.ready()), timeout_s)
-        except TimeoutError:
-            remove_placement_group(group)
-            raise ConfigError(
-                f"no room for the pipeline within {timeout_s:g} s: {self._placement.strategy} of "
-                f"{list(self._placement.bundles)}; free resources now: {ray.available_resources()}"
-            ) from None
-        return group
-
-    def _create(self, role: str, actor: Callable[..., Any], environment: dict[str, str], *, rank: int = 0) -> Any:
-        index, share = self._placement.seat(role, rank)
-        return (
-            ray.remote(concurrency_groups={CONTROL: 2})(actor)
-            .options(
-                num_cpus=share.get("CPU", 0),
-                num_gpus=share.get("GPU", 0),
-                max_restarts=-1,
-                max_task_retries=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
-                runtime_env={"env_vars": environment},
-            )
-            .remote(*self._arguments(role), *([rank] if rank else []))
-        )
-
-    def _create_worker(self, role: str) -> WorkerRanks:
-        model = self._model(role)
-        size = model.tensor_parallel
-        environment: dict[str, str] = {}
-        if not self._placement.on_gpu(role):
-            environment = cpu_worker_environment(model.threads or max(1, _all_cores() // size))
-            if size > 1:
-                environment["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes a GPU for granted where it sees one
-        actor = WORKER_ACTORS[role]
-        return WorkerRanks(role, [self._create(role, actor, environment, rank=rank) for rank in range(size)])
-
-    def _model(self, role: str) -> ModelConfig:
-        return self._config.target if role == TARGET else self._config.draft_model
-
-    def _arguments(self, role: str) -> tuple[object, ...]:
-        tree = self._config.model_dump()
-        if role != COORDINATOR and self._placement.on_gpu(role):
-            # Ray shows the process its own GPU only, under the first number.
-            section = tree["target"] if role == TARGET else tree["draft"]["model"]
-            section["device"] = "cuda"
-        return (tree,)
-
-    async def _load(self, member: _Member) -> None:
-        loading = asyncio.ensure_future(member.ranks.load())
-        try:
-            while not loading.done():
-                await asyncio.wait([loading], timeout=POLL_S)
-                state = await member.ranks.state()
-                if state is not None:
-                    member.note(state)
-            member.info = await loading
-        finally:
-            loading.cancel()
-
-    async def _load_again(self, member: _Member) -> None:
-        """Load in a process that may be stuck, which is then replaced. A process that only paused keeps its model."""
-        await member.ranks.make_ready()
-        timeout_s = self._config.cluster.start_timeout_s
-        try:
-            await asyncio.wait_for(self._load(member), timeout_s)
-        except TimeoutError:
-            raise Unavailable(f"the {member.role} worker did not load within {timeout_s:g} s") from None
 
     async def _begin(self) -> None:
         """Join the workers to an empty coordinator and let it serve."""
@@ -244,17 +121,16 @@ class Supervisor:
         joined = {role: await self._join(member) for role, member in self._members.items()}
         start = self._coordinator.start.remote(joined[TARGET], joined.get(DRAFT))
         self._card = await result(start, self._config.cluster.start_timeout_s)
-        state: CoordinatorState = await result(self._coordinator.state.remote(), _CALL_TIMEOUT_S)
+        state: CoordinatorState = await result(self._coordinator.state.remote(), CALL_TIMEOUT_S)
         self._coordinator_pid, self._health = state.pid, state.health
         # Nothing could go on while there was nothing to serve with.
         self._stall = _Stall()
 
-    async def _join(self, member: _Member) -> Joined:
-        address = await result(self._coordinator.accept.remote(member.role, member.life), _CALL_TIMEOUT_S)
-        connect = member.handle.connect.remote(address, member.life)
-        back: Address | None = await result(connect, _CALL_TIMEOUT_S)
+    async def _join(self, member: Member) -> Joined:
+        address = await result(self._coordinator.accept.remote(member.role, member.life), CALL_TIMEOUT_S)
+        back = await member.ranks.connect(address, member.life)
         assert member.info is not None
-        return Joined(member.info, member.life, back, member.handle)
+        return Joined(member.info, member.life, back, member.ranks.handle)
 
     # ---- watch --------------------------------------------------------------------------------------------------
 
@@ -275,11 +151,11 @@ class Supervisor:
             for member in self._members.values():
                 self._watch_member(member, state)
 
-    def _watch_member(self, member: _Member, state: CoordinatorState) -> None:
+    def _watch_member(self, member: Member, state: CoordinatorState) -> None:
         """Without waiting: a worker that is stuck must not keep the coordinator from being watched."""
         if member.recovering:
             return
-        if member.role in state.hung:
+        if member.role in state.hung and member.ranks.own:
             log.warning("the %s worker does not do what it is asked; its process is being replaced", member.role)
             member.ranks.kill()
         if member.role in state.lost:
@@ -290,22 +166,26 @@ class Supervisor:
             member.look.result()
             member.look = None
 
-    async def _look(self, member: _Member) -> None:
+    async def _look(self, member: Member) -> None:
         worker = await member.ranks.state_or_kill()
         if worker is not None:
             member.note(worker)
+        if not member.ranks.own:  # only the coordinator knows whether its share of it is lost
+            return
         if (worker is None or not worker.loaded) and not (member.recovering or self._recovering):
             member.recovery = asyncio.create_task(self._recover(member))
 
-    async def _recover(self, member: _Member) -> None:
+    async def _recover(self, member: Member) -> None:
         log.warning("the %s worker is lost; bringing it back", member.role)
-        deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
-        while time.monotonic() < deadline_s:
+        timeout_s = self._config.cluster.start_timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        # Without a draft worker that others bring back the pipeline serves, and could not be replaced by a better one.
+        while not member.ranks.own or time.monotonic() < deadline_s:
             try:
-                await self._load_again(member)
+                await member.load_again(timeout_s)
                 member.life += 1
                 joined = await self._join(member)
-                await result(self._coordinator.attach.remote(member.role, joined), _CALL_TIMEOUT_S)
+                await result(self._coordinator.attach.remote(member.role, joined), CALL_TIMEOUT_S)
                 log.warning("the %s worker is back (life %d)", member.role, member.life)
                 return
             except (RayActorError, SpecserveError) as error:
@@ -318,10 +198,11 @@ class Supervisor:
         self._health = Health("starting", "the coordinator is being restarted")
         self._recovering = True
         self._cancel_tasks()  # every worker is joined anew below
-        deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
+        timeout_s = self._config.cluster.start_timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             try:
-                await asyncio.gather(*(self._load_again(member) for member in self._members.values()))
+                await asyncio.gather(*(member.load_again(timeout_s) for member in self._members.values()))
                 await self._begin()
                 self._recovering = False
                 return
@@ -332,12 +213,7 @@ class Supervisor:
 
     def _cancel_tasks(self) -> None:
         for member in self._members.values():
-            if member.look is not None:
-                member.look.cancel()
-                member.look = None
-            if member.recovery is not None and not member.recovery.done():
-                member.recovery.cancel()
-                member.recovery = None
+            member.cancel()
 
     def _note_progress(self, state: CoordinatorState) -> None:
         idle = state.health.running == 0 or any(
@@ -382,7 +258,7 @@ class Supervisor:
     async def connect_ingress(self, name: str, address: Address, cursor: int) -> Welcome:
         """Hand an ingress on to the coordinator."""
         call = self._coordinator.connect_ingress.remote(name, address, cursor)
-        welcome: Welcome = await result(call, _CALL_TIMEOUT_S)
+        welcome: Welcome = await result(call, CALL_TIMEOUT_S)
         return welcome
 
     async def metrics(self) -> Snapshot | None:
@@ -392,38 +268,34 @@ class Supervisor:
 
     async def status(self) -> dict[str, Any]:
         """What the coordinator tells the status page."""
-        status: dict[str, Any] = await result(self._coordinator.status.remote(), _CALL_TIMEOUT_S)
+        status: dict[str, Any] = await result(self._coordinator.status.remote(), CALL_TIMEOUT_S)
         return status
 
     async def timeline(self) -> dict[str, Any]:
         """The last rounds as a trace."""
-        trace: dict[str, Any] = await result(self._coordinator.timeline.remote(), _CALL_TIMEOUT_S)
+        trace: dict[str, Any] = await result(self._coordinator.timeline.remote(), CALL_TIMEOUT_S)
         return trace
 
     async def drain(self) -> None:
         """Take no new requests."""
-        await result(self._coordinator.drain.remote(), _CALL_TIMEOUT_S)
+        await result(self._coordinator.drain.remote(), CALL_TIMEOUT_S)
 
     async def open_requests(self) -> int:
         """Sequences that run or wait, asked for now. Raises while the coordinator is away."""
-        state: CoordinatorState = await result(self._coordinator.state.remote(), _CALL_TIMEOUT_S)
+        state: CoordinatorState = await result(self._coordinator.state.remote(), CALL_TIMEOUT_S)
         return state.health.running + state.health.waiting
 
     async def stop(self) -> None:
         """End the children and give the bundles back. Idempotent."""
         self._cancel_tasks()
-        handles = [handle for member in self._members.values() for handle in member.ranks.handles]
-        calls = [member.handle.disconnect.remote() for member in self._members.values()]
+        calls = [member.ranks.leave() for member in self._members.values()]
         if self._coordinator is not None:
-            handles.append(self._coordinator)
-            calls.append(self._coordinator.stop.remote())
-        await asyncio.gather(*(or_none(call) for call in calls))
-        for handle in handles:
-            ray.kill(handle, no_restart=True)
+            calls.append(or_none(self._coordinator.stop.remote()))
+        await asyncio.gather(*calls)
+        for member in self._members.values():
+            member.ranks.end()
+        if self._coordinator is not None:
+            ray.kill(self._coordinator, no_restart=True)
         if self._group is not None:
             remove_placement_group(self._group)
         self._members, self._coordinator, self._group = {}, None, None
-
-
-def _all_cores() -> int:
-    return max(1, int(max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)))

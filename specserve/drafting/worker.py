@@ -4,13 +4,16 @@ A `Plan` is answered by one message: the `Push` of all its rows, or a `Failed` t
 when the plan as a whole could not be computed. A `PlanAhead` is answered by a `PushAhead` after every step, or
 likewise. A row whose dists are not finite is no fault: its chain ends there. So do all chains at a step that the
 hardware refuses to tell the results of: what was fed is cached, and what was pushed before stands.
+
+Plans of several coordinators, each with profiles of its own, are computed in the same forwards where they come
+together; see `_sharing`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar, cast
@@ -39,6 +42,33 @@ from specserve.types import DraftPicks, RuleName, WorkerInfo
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one of several plans ahead has in the forwards that they share.
+
+    number is the plan's place among them, first that of its first branch among all branches.
+    """
+
+    number: int
+    plan: int
+    trunks: list[Trunk]
+    branches: list[Branch]
+    first: int
+
+    @property
+    def steps(self) -> int:
+        """Forwards until its last branch has grown."""
+        return max([1, *(branch.first + len(branch.slots) for branch in self.branches)])
+
+    def of(self, grown: Grown) -> Grown:
+        """Its share of what a step brought."""
+        branches = range(self.first, self.first + len(self.branches))
+        return Grown(
+            [(branch - self.first, token) for branch, token in grown.guesses if branch in branches],
+            [(branch - self.first, place, token) for branch, place, token in grown.tokens if branch in branches],
+        )
 
 
 class DraftWorker:
@@ -85,38 +115,64 @@ class DraftWorker:
                 self._profiles.close(message)
                 return []
             case Plan():
-                return [self._plan(message)]
+                return self.plans([(self._profiles, message)])
             case PlanAhead():
-                return self._plan_ahead(message)
-        return [_failed(-1, f"a draft worker does not understand {type(message).__name__}")]
+                return (reply for _, reply in self.plans_ahead([(self._profiles, message)]))
+        return [not_understood(message)]
 
-    def _plan(self, message: Plan) -> Message:
+    def plans(self, asked: Sequence[tuple[Profiles, Plan]]) -> list[Message]:
+        """The answers to plans that came together, in order, each with the profiles that its rows are looked up in.
+
+        What cannot be computed together is computed one by one, so that a plan fails alone. Raises GroupLost.
+        """
+        try:
+            return self._together(asked)
+        except GroupLost:
+            raise  # not these plans' fault: the whole worker is of no use
+        except Exception as error:  # whatever one plan provokes must not end the worker
+            if len(asked) > 1:
+                return [answer for each in asked for answer in self.plans([each])]
+            number = asked[0][1].plan
+            log.exception("plan %d failed", number)
+            return [_failed(number, f"{type(error).__name__}: {error}")]
+
+    def _together(self, asked: Sequence[tuple[Profiles, Plan]]) -> list[Message]:
         began = perf_counter()
         self._hardware.arrived()
-        try:
-            with torch.inference_mode():
-                jobs, faults = self._read(message)
-                if faults:
-                    return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
-                drafted = self._draft(jobs)
-                for job, tree in zip(jobs, drafted, strict=True):
-                    _write(job.profile, job.first, tree.spine() if job.levels else tree.tokens)
-                push = self._push(message, jobs, drafted)
-                if not self._finished():
-                    push = self._push(message, jobs, [_as_tree([], 0) for _ in jobs])
-            return replace(push, busy_s=perf_counter() - began, steps=self._hardware.counted())
-        except GroupLost:
-            raise  # not this batch's fault: the whole worker is of no use
-        except Exception as error:  # whatever one plan provokes must not end the worker
-            log.exception("plan %d failed", message.plan)
-            return _failed(message.plan, f"{type(error).__name__}: {error}")
+        with torch.inference_mode():
+            read = [self._read(*each) for each in asked]
+            trees = iter(self._draft([job for jobs in read if not isinstance(jobs, Failed) for job in jobs]))
+            drafted = [[] if isinstance(jobs, Failed) else [next(trees) for _ in jobs] for jobs in read]
+            made = self._answers(asked, read, drafted)
+            if not self._finished():
+                nothing = _as_tree([], 0)
+                made = self._answers(asked, read, [[nothing] * len(trees) for trees in drafted])
+        busy_s, steps = perf_counter() - began, self._hardware.counted()
+        return [each if isinstance(each, Failed) else replace(each, busy_s=busy_s, steps=steps) for each in made]
+
+    def _answers(
+        self,
+        asked: Sequence[tuple[Profiles, Plan]],
+        read: Sequence[list[Job] | Failed],
+        drafted: Sequence[Sequence[DraftedTree]],
+    ) -> list[Push | Failed]:
+        return [
+            jobs if isinstance(jobs, Failed) else self._push(plan, jobs, trees)
+            for (_, plan), jobs, trees in zip(asked, read, drafted, strict=True)
+        ]
 
     def _draft(self, jobs: Sequence[Job]) -> list[DraftedTree]:
         """What is drafted for each job: trees, or chains as trees of width 1."""
+        if not jobs:
+            return []
         if self._shape is not None and isinstance(self._speculator, GrowsTrees):
-            return self._speculator.grow(jobs, self._shape, self._workspace)
-        chains = self._speculator.propose(jobs, self._workspace)
-        return [_as_tree(chain, job.depth - 1) for job, chain in zip(jobs, chains, strict=True)]
+            drafted = self._speculator.grow(jobs, self._shape, self._workspace)
+        else:
+            chains = self._speculator.propose(jobs, self._workspace)
+            drafted = [_as_tree(chain, job.depth - 1) for job, chain in zip(jobs, chains, strict=True)]
+        for job, tree in zip(jobs, drafted, strict=True):
+            _write(job.profile, job.first, tree.spine() if job.levels else tree.tokens)
+        return drafted
 
     def _finished(self) -> bool:
         """Wait for the hardware; whether its results may be told."""
@@ -126,11 +182,15 @@ class DraftWorker:
             return False
         return True
 
-    def _read(self, message: Plan) -> tuple[list[Job], dict[int, str]]:
-        """The jobs of a plan, and for each row that cannot be served why.
+    def _read(self, profiles: Profiles, message: Plan) -> list[Job] | Failed:
+        """The jobs of a plan, or why it cannot be served."""
+        try:
+            return self._jobs(profiles, message)
+        except Exception as error:  # whatever one plan provokes must not end the worker
+            return _failed(message.plan, f"{type(error).__name__}: {error}")
 
-        Raises ProtocolError when the plan's columns contradict each other.
-        """
+    def _jobs(self, profiles: Profiles, message: Plan) -> list[Job] | Failed:
+        """The jobs of a plan, or the rows that cannot be served. Raises ProtocolError when its columns disagree."""
         one_length(
             rows=message.rows,
             epochs=message.epochs,
@@ -145,7 +205,7 @@ class DraftWorker:
         origins, hidden = self._hidden(message)
         levels = message.levels.tolist() or [0] * len(message.rows)
         columns = zip(message.starts.tolist(), feeds, slots, tables, origins, hidden, levels, strict=True)
-        return self._rows(message, columns, self._job)
+        return _rows(profiles, message, columns, self._job)
 
     def _hidden(self, message: Plan) -> tuple[Sequence[int], Sequence[torch.Tensor | None]]:
         """The first position that may be read, and the hidden states, of each row. Raises ProtocolError."""
@@ -156,18 +216,6 @@ class DraftWorker:
         if len(message.origins) != rows or len(message.hidden.rows) != sum(lengths):
             raise ProtocolError(f"{len(message.hidden.rows)} hidden states for feeds of {sum(lengths)} tokens")
         return message.origins.tolist(), torch.split(decode_hidden(message.hidden, self._read_width), lengths)
-
-    def _rows(
-        self, message: Plan | PlanAhead, columns: Iterable[Sequence[Any]], make: Callable[..., T]
-    ) -> tuple[list[T], dict[int, str]]:
-        """What `make` makes of each row's profile and columns, and for each row that cannot be served why."""
-        made, faults = [], {}
-        for row, epoch, fields in zip(message.rows.tolist(), message.epochs.tolist(), columns, strict=True):
-            try:
-                made.append(make(self._profiles.find(row, epoch), *fields))
-            except ProtocolError as error:
-                faults[row] = f"row {row}: {error.message}"
-        return made, faults
 
     def _job(
         self,
@@ -225,40 +273,78 @@ class DraftWorker:
 
     # ---- ahead of the verdict
 
-    def _plan_ahead(self, message: PlanAhead) -> Iterator[Message]:
+    def plans_ahead(self, asked: Sequence[tuple[Profiles, PlanAhead]]) -> Iterator[tuple[int, Message]]:
+        """Answers to plans that came together, as they come, each with its plan's place in `asked`.
+
+        Where nothing was pushed yet, what cannot be computed together is computed one by one, as in `plans`. Later on
+        all plans that are not over fail. Raises GroupLost.
+        """
+        parts: list[_Part] = []
+        for number, (profiles, message) in enumerate(asked):
+            part = self._part(number, profiles, message, sum(len(each.branches) for each in parts))
+            if isinstance(part, Failed):
+                yield number, part
+            else:
+                parts.append(part)
+        pushed = 0
+        try:
+            for pushes in self._explored(parts):
+                yield from pushes
+                pushed += 1
+        except GroupLost:
+            raise  # not these plans' fault: the whole worker is of no use
+        except Exception as error:  # whatever one plan provokes must not end the worker
+            if len(parts) > 1 and not pushed:
+                for part in parts:
+                    yield from ((part.number, reply) for _, reply in self.plans_ahead([asked[part.number]]))
+                return
+            log.exception("plans %s failed", [part.plan for part in parts])
+            for part in parts:
+                if part.steps > pushed:
+                    yield part.number, _failed(part.plan, f"{type(error).__name__}: {error}")
+
+    def _part(self, number: int, profiles: Profiles, message: PlanAhead, first: int) -> _Part | Failed:
+        """What a plan has in the forwards, or why it cannot be served."""
+        try:
+            trunks = self._trunks(profiles, message)
+            if isinstance(trunks, Failed):
+                return trunks
+            return _Part(number, message.plan, trunks, self._branches(message, trunks), first)
+        except Exception as error:  # whatever one plan provokes must not end the worker
+            return _failed(message.plan, f"{type(error).__name__}: {error}")
+
+    def _explored(self, parts: Sequence[_Part]) -> Iterator[list[tuple[int, Message]]]:
+        """What each step has to tell to whom."""
         began = perf_counter()
         self._hardware.arrived()
-        try:
-            trunks, faults = self._trunks(message)
-            if faults:
-                yield Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
+        trunks, branches = _joined(parts)
+        growing = self._speculator.explore(trunks, branches, self._workspace)
+        for step in range(max((part.steps for part in parts), default=0)):
+            going = [part for part in parts if part.steps > step]
+            with torch.inference_mode():
+                grown = next(growing)
+                told = [self._told(part, part.of(grown) if len(parts) > 1 else grown) for part in going]
+            finished = self._finished()
+            now, steps = perf_counter(), self._hardware.counted()
+            if not finished:
+                told = [(*_events(Grown()), Dists.none()) for _ in going]
+            yield [
+                (
+                    part.number,
+                    PushAhead(part.plan, step, not finished or step == part.steps - 1, *each, now - began, steps),
+                )
+                for part, each in zip(going, told, strict=True)
+            ]
+            if not finished:
                 return
-            branches = self._branches(message, trunks)
-            steps = max([1, *(branch.first + len(branch.slots) for branch in branches)])
-            growing = self._speculator.explore(trunks, branches, self._workspace)
-            for step in range(steps):
-                with torch.inference_mode():
-                    grown = next(growing)
-                    told = (
-                        self._events(grown),
-                        self._dists(trunks, (branches[branch].slots[place] for branch, place, _ in grown.tokens)),
-                    )
-                finished = self._finished()
-                now = perf_counter()
-                events, dists = told if finished else (self._events(Grown()), Dists.none())
-                last = not finished or step == steps - 1
-                yield PushAhead(message.plan, step, last, *events, dists, now - began, self._hardware.counted())
-                if last:
-                    return
-                began = now
-        except GroupLost:
-            raise  # not this batch's fault: the whole worker is of no use
-        except Exception as error:  # whatever one plan provokes must not end the worker
-            log.exception("plan %d failed", message.plan)
-            yield _failed(message.plan, f"{type(error).__name__}: {error}")
+            began = now
 
-    def _trunks(self, message: PlanAhead) -> tuple[list[Trunk], dict[int, str]]:
-        """The trunks of a plan, and for each row that cannot be served why. Raises ProtocolError as `_read`."""
+    def _told(self, part: _Part, grown: Grown) -> tuple[Array, Array, Array, Dists]:
+        slots = (part.branches[branch].slots[place] for branch, place, _ in grown.tokens)
+        return *_events(grown), self._dists(part.trunks, slots)
+
+    def _trunks(self, profiles: Profiles, message: PlanAhead) -> list[Trunk] | Failed:
+        """The trunks of a plan, or the rows that cannot be served. Raises ProtocolError as `_jobs`."""
         one_length(
             rows=message.rows,
             epochs=message.epochs,
@@ -271,7 +357,7 @@ class DraftWorker:
         chain_slots = split("chain_slots", message.chain_slots, message.chain_lengths)
         tables = split("tables", message.tables, message.table_lengths)
         places = zip(message.text_starts.tolist(), message.bases.tolist(), message.starts.tolist(), strict=True)
-        return self._rows(message, zip(texts, places, chain_slots, tables, strict=True), self._trunk)
+        return _rows(profiles, message, zip(texts, places, chain_slots, tables, strict=True), self._trunk)
 
     def _trunk(
         self, profile: Profile, text: Array, places: tuple[int, int, int], chain_slots: Array, table: Array
@@ -319,18 +405,52 @@ class DraftWorker:
         table = np.concatenate([trunk.table[:full], own])
         return Branch(owner, kept, rank, first, slots, table, None if copied < 0 else (copied, int(own[0])))
 
-    @staticmethod
-    def _events(grown: Grown) -> tuple[Array, Array, Array]:
-        """Branches, places and tokens, int32 [m] each: the guesses, then the drafted tokens."""
-        guesses = [(branch, -1, token) for branch, token in grown.guesses]
-        branches, places, tokens = np.array(guesses + grown.tokens, dtype=np.int32).reshape(-1, 3).T.copy()
-        return branches, places, tokens
-
     def _dists(self, rows: Sequence[Job | Trunk], slots: Iterable[int]) -> Dists:
         """Every node's dist, or none at all when no node was drawn."""
         drawn = any(row.profile.temperature > 0 and not row.shared_noise for row in rows)
         wanted = np.array(list(slots) if drawn else (), dtype=np.int64)
         return self._workspace.ship(wanted) if len(wanted) else Dists.none()
+
+
+def _rows(
+    profiles: Profiles, message: Plan | PlanAhead, columns: Iterable[Sequence[Any]], make: Callable[..., T]
+) -> list[T] | Failed:
+    """What `make` makes of each row's profile and columns, or the rows that cannot be served."""
+    made: list[T] = []
+    faults: dict[int, str] = {}
+    for row, epoch, fields in zip(message.rows.tolist(), message.epochs.tolist(), columns, strict=True):
+        try:
+            made.append(make(profiles.find(row, epoch), *fields))
+        except ProtocolError as error:
+            faults[row] = f"row {row}: {error.message}"
+    if faults:
+        return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
+    return made
+
+
+def _joined(parts: Sequence[_Part]) -> tuple[list[Trunk], list[Branch]]:
+    """The trunks and branches of all plans, as if they were of one."""
+    trunks: list[Trunk] = []
+    branches: list[Branch] = []
+    for part in parts:
+        first = len(trunks)
+        branches += (
+            [replace(branch, trunk=first + branch.trunk) for branch in part.branches] if first else part.branches
+        )
+        trunks += part.trunks
+    return trunks, branches
+
+
+def _events(grown: Grown) -> tuple[Array, Array, Array]:
+    """Branches, places and tokens, int32 [m] each: the guesses, then the drafted tokens."""
+    guesses = [(branch, -1, token) for branch, token in grown.guesses]
+    branches, places, tokens = np.array(guesses + grown.tokens, dtype=np.int32).reshape(-1, 3).T.copy()
+    return branches, places, tokens
+
+
+def not_understood(message: Message) -> Failed:
+    """The answer to what a draft worker is never sent."""
+    return _failed(-1, f"a draft worker does not understand {type(message).__name__}")
 
 
 def _as_tree(chain: list[int], fed: int) -> DraftedTree:
@@ -354,10 +474,14 @@ def _failed(batch: int, reason: str) -> Failed:
     return Failed(batch, np.empty(0, dtype=np.int64), reason)
 
 
-def build(config: Config, ranks: RankGroup | None = None) -> tuple[DraftWorker, WorkerInfo]:
-    """Load the draft that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
-    slots = partial(_memory_plan.slot_bytes, config.draft, config.engine)
-    backend, info = load_backend(config.draft_model, "draft", config.engine, slots, ranks)
+def build(config: Config, ranks: RankGroup | None = None, *, pipelines: int = 1) -> tuple[DraftWorker, WorkerInfo]:
+    """Load the draft that the configuration names, with blocks and slots for so many pipelines together.
+
+    Raises ConfigError for what cannot be loaded or does not fit.
+    """
+    engine = config.engine.of_several(pipelines)
+    slots = partial(_memory_plan.slot_bytes, config.draft, engine)
+    backend, info = load_backend(config.draft_model, "draft", engine, slots, ranks)
     name = config.draft.speculator
     built = folders.load("drafting", name).build(config.draft, backend, info.vocab_size)
     speculator = cast(Speculator, checked(name, built, ("propose", "explore")))
@@ -365,13 +489,13 @@ def build(config: Config, ranks: RankGroup | None = None) -> tuple[DraftWorker, 
         raise ConfigError(f"speculator {name!r} drafts chains only; leave engine.tree out")
     head = backend if isinstance(backend, DraftHead) else None
     workspace = Workspace(
-        config.engine.slot_count,
-        _dist_store(config, info.vocab_size, backend.device),
+        engine.slot_count,
+        _dist_store(config, engine.slot_count, info.vocab_size, backend.device),
         backend.device,
         hidden_size=0 if head is None else head.width,
         ranks=config.engine.ranks,
     )
-    grammars = Grammars(Tokenizer.load(prepare(config.draft_model, log.info, role="draft")))
+    grammars = grammars_of(config)
     worker = DraftWorker(
         speculator,
         workspace,
@@ -385,6 +509,11 @@ def build(config: Config, ranks: RankGroup | None = None) -> tuple[DraftWorker, 
     return worker, replace(info, reads_hidden=head is not None)
 
 
+def grammars_of(config: Config) -> Grammars:
+    """The grammars over the draft's tokenizer."""
+    return Grammars(Tokenizer.load(prepare(config.draft_model, log.info, role="draft")))
+
+
 def beside(
     config: Config, speculator: Speculator, width: int, backend: Backend, vocab_size: int, grammars: Grammars
 ) -> DraftWorker:
@@ -392,9 +521,9 @@ def beside(
 
     Its slots hold what is drafted behind one verdict.
     """
-    workspace = Workspace(
-        config.engine.slot_count, _dist_store(config, vocab_size, backend.device), backend.device, hidden_size=width
-    )
+    slots = config.engine.slot_count
+    store = _dist_store(config, slots, vocab_size, backend.device)
+    workspace = Workspace(slots, store, backend.device, hidden_size=width)
     return DraftWorker(
         speculator,
         workspace,
@@ -405,8 +534,7 @@ def beside(
     )
 
 
-def _dist_store(config: Config, vocab_size: int, device: torch.device) -> DistStore:
-    slots = config.engine.slot_count
+def _dist_store(config: Config, slots: int, vocab_size: int, device: torch.device) -> DistStore:
     if config.draft.dist == "dense":
         return DenseDists(slots, vocab_size, device)
     return SparseDists(slots, min(config.draft.top_k, vocab_size), device)

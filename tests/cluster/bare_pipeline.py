@@ -30,29 +30,36 @@ async def serving(config: Config) -> AsyncIterator[tuple[Supervisor, RemoteEngin
     supervisor = supervisor_of(config)
     try:
         await supervisor.start()
-        watching = asyncio.create_task(supervisor.watch())
-
-        async def health() -> Health:
-            return supervisor.health
-
-        async def metrics(own: Snapshot) -> str:
-            del own
-            return str(await supervisor.metrics())
-
-        async def unseen(names: object) -> None:
-            """No Serve is there to see which requests are open."""
-
-        rest = (supervisor.status, supervisor.timeline, unseen, unseen)
-        pipe = Pipe(supervisor.connect_ingress, health, metrics, *rest)
-        engine = RemoteEngine(config, pipe, host=None, node_id=ray.get_runtime_context().get_node_id())
-        try:
-            await engine.connect()
+        async with connected(config, supervisor) as engine:
             yield supervisor, engine
-        finally:
-            engine.close()
-            watching.cancel()
     finally:
         await supervisor.stop()
+
+
+@contextlib.asynccontextmanager
+async def connected(config: Config, supervisor: Supervisor) -> AsyncIterator[RemoteEngine]:
+    """Watch a pipeline that has started; an engine that is connected to it."""
+    watching = asyncio.create_task(supervisor.watch())
+
+    async def health() -> Health:
+        return supervisor.health
+
+    async def metrics(own: Snapshot) -> str:
+        del own
+        return str(await supervisor.metrics())
+
+    async def unseen(names: object) -> None:
+        """No Serve is there to see which requests are open."""
+
+    rest = (supervisor.status, supervisor.timeline, unseen, unseen)
+    pipe = Pipe(supervisor.connect_ingress, health, metrics, *rest)
+    engine = RemoteEngine(config, pipe, host=None, node_id=ray.get_runtime_context().get_node_id())
+    try:
+        await engine.connect()
+        yield engine
+    finally:
+        engine.close()
+        watching.cancel()
 
 
 async def answers(config: Config, *requests: Request) -> list[tuple[int, ...] | RequestError]:

@@ -13,7 +13,8 @@ import pytest
 
 from specserve import config as configs
 from specserve.cluster import fleet
-from specserve.cluster.deploy import _of_ledger, _of_pipelines, _pipeline_count, _without_counts
+from specserve.cluster.deploy import _of_drafts, _of_ledger, _of_pipelines, _pipeline_count, _without_counts
+from specserve.cluster.draft_keeper import kinship
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.local_ray import logical_cpus
 from specserve.cluster.scaling import LOAD, by_load
@@ -108,6 +109,19 @@ def test_counts_and_limits_of_http_restart_no_pipeline():
     assert _of_pipelines(before) != _of_pipelines(configs.parse({"engine": {"depth": 2}}))
     assert configs.parse(_of_pipelines(after)).engine == after.engine
     assert _of_ledger(before) == _of_ledger(configs.parse(changed | {"engine": {"depth": 2}}))
+
+
+def test_counts_restart_no_shared_draft_worker():
+    """Nor do HTTP and routing. Pipelines and draft workers of different models or limits are strangers."""
+    before = parsed(pipelines=2, pipelines_per_draft=2)
+    more = configs.parse({"cluster": {"pipelines": 4, "pipelines_per_draft": 2}, "server": {"max_n": 3}})
+    assert _of_drafts(before) == _of_drafts(more)
+    given = [configs.parse(tree) for tree in (_of_drafts(before), _of_pipelines(before), _of_pipelines(more))]
+    assert {kinship(each) for each in given} == {kinship(before)}
+    for other in ({"engine": {"depth": 2}}, {"draft": {"model": {"kv_blocks": 9}}}, {"target": {"source": "x"}}):
+        tree = configs.parse({"cluster": {"pipelines": 2, "pipelines_per_draft": 2}} | other)
+        assert kinship(tree) != kinship(before)
+        assert _of_drafts(tree) != _of_drafts(before)
 
 
 def test_the_number_of_pipelines():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specserve import config as configs
-from specserve.cluster.placement import Placement, plan
+from specserve.cluster.placement import Placement, plan, plan_shared, shares_draft
 from specserve.errors import ConfigError
 
 
@@ -177,3 +177,51 @@ def test_resources_that_cannot_be_asked_for_are_refused(resources):
     """Ray's own names, nothing, negative amounts and uneven counts."""
     with pytest.raises(ConfigError, match=r"target\.resources"):
         placed([{"CPU": 4}], target__resources=resources)
+
+
+def of(**overrides: Any) -> configs.Config:
+    return configs.parse(configs.override({}, {name.replace("__", "."): value for name, value in overrides.items()}))
+
+
+def test_a_shared_draft_worker_has_a_group_of_its_own():
+    """The pipeline's group has no draft in it; under STRICT_PACK the two groups may be on different nodes."""
+    for strategy in ("PACK", "STRICT_PACK"):
+        pipeline, draft = plan_shared(of(cluster__placement=strategy), [{"CPU": 1.5}, {"CPU": 1}])
+        assert (pipeline.roles, draft.roles) == (("coordinator", "target"), ("draft",))
+        assert (pipeline.strategy, draft.bundles) == (strategy, ({"CPU": 1.0},))
+
+
+def test_a_single_gpu_goes_to_the_target_of_those_that_share_a_draft():
+    """As with a draft worker of one's own; with two GPUs both have one."""
+    for gpus, on_gpus in ((1, [True, False]), (2, [True, True])):
+        groups = plan_shared(of(), [{"CPU": 8, "GPU": gpus}])
+        assert [group.on_gpu(group.workers[0]) for group in groups] == on_gpus
+
+
+def test_a_pipeline_and_a_shared_draft_that_do_not_fit_together_are_refused():
+    """Each alone would fit; the refusal names all three."""
+    with pytest.raises(ConfigError, match=r"never place.*coordinator 0\.5 CPU, target 1 CPU, draft 1 CPU"):
+        plan_shared(of(), [{"CPU": 2}])
+
+
+def test_what_cannot_be_shared_is_refused():
+    """No draft worker, too few pipelines for its shares, or plain calls; at depth 0 there is nothing to share."""
+    two = {"cluster__pipelines": 2, "cluster__pipelines_per_draft": 2}
+    assert shares_draft(of(**two))
+    assert not shares_draft(of())
+    assert not shares_draft(of(**two, engine__depth=0))
+    with pytest.raises(ConfigError, match="ngram has no draft worker"):
+        shares_draft(of(**two, draft__speculator="ngram"))
+    with pytest.raises(ConfigError, match="shares of the draft worker to nobody: there are at most 1 pipelines"):
+        shares_draft(of(cluster__pipelines_per_draft=2))
+    with pytest.raises(ConfigError, match="needs transport socket"):
+        of(**two, cluster__transport="ray")
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "most", "spare", "each", "workers"), [(2, None, 0, 2, 1), (2, 5, 0, 2, 3), (3, None, 1, 4, 1)]
+)
+def test_there_is_a_share_for_each_of_the_most_pipelines(pipelines, most, spare, each, workers):
+    """Those that load may ask for and those of an update included; draft workers do not scale."""
+    cluster = {"pipelines": pipelines, "max_pipelines": most, "spare_pipelines": spare, "pipelines_per_draft": each}
+    assert configs.parse({"cluster": cluster}).cluster.draft_workers == workers
