@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class _CLayer(ctypes.Structure):
-    _fields_: _Fields = (
+    _fields_: ClassVar[_Fields] = (
         *_fields(Product, "query key value output gate up down"),
         *_fields(_Pointer, "before between query_norm key_norm keys values"),
         ("window", _Number),
@@ -44,7 +44,7 @@ class _CLayer(ctypes.Structure):
 
 
 class _CDecoder(ctypes.Structure):
-    _fields_: _Fields = (
+    _fields_: ClassVar[_Fields] = (
         *_fields(_Number, "layers width heads kv_heads dim inner vocabulary block_tokens normed_first"),
         *_fields(_Float, "epsilon scaling rope_scaling unused"),
         *_fields(_Pointer, "embedding frequencies norm beside head_ids each"),
@@ -53,7 +53,7 @@ class _CDecoder(ctypes.Structure):
 
 
 class _CStep(ctypes.Structure):
-    _fields_: _Fields = (
+    _fields_: ClassVar[_Fields] = (
         *_fields(_Number, "count rows wanted widest shown threads"),
         *_fields(_Pointer, "tokens positions standing straight offsets origins chosen path_ends tables paths"),
         *_fields(_Pointer, "shown_layers given logits entering last told"),
@@ -208,8 +208,8 @@ class NativeDecoder:
 
     def _layer(self, layer: Any, layout: LayerLayout) -> _CLayer:
         attention, mlp = layer.self_attn, layer.mlp
-        query, key, value = _linear.joint_product(attention.q_proj).panels.parts
-        gate, up = _linear.joint_product(mlp.gate_proj).panels.parts
+        query, key, value = _parts(_linear.joint_product(attention.q_proj))
+        gate, up = _parts(_linear.joint_product(mlp.gate_proj))
         return _CLayer(
             query=query,
             key=key,
@@ -250,9 +250,14 @@ def _sights(batch: RaggedBatch) -> dict[str, Array]:
     return {"straight": straight, "paths": np.concatenate(paths), "path_ends": np.cumsum([len(path) for path in paths])}
 
 
+def _parts(layer: Any) -> Sequence[Product]:
+    """The layers of a product that `_is_native`."""
+    parts: Sequence[Product] = layer.panels.parts
+    return parts
+
+
 def _part(layer: nn.Module) -> Product:
-    """The only layer of a product of our own kernels."""
-    (product,) = layer.panels.parts
+    (product,) = _parts(layer)
     return product
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from specserve.models import Move
+from specserve.models._large_pages import prefer
 from specserve.models._row_groups import RaggedPlan, RowGroup
 
 
@@ -58,11 +59,11 @@ class Pages:
         self.block_tokens = block_tokens
         slots = blocks * block_tokens
         self.keys = {
-            layer: torch.zeros(slots, layout.kv_heads, layout.key_dim, dtype=layout.dtype, device=device)
+            layer: prefer(torch.zeros(slots, layout.kv_heads, layout.key_dim, dtype=layout.dtype, device=device))
             for layer, layout in layouts.items()
         }
         self.values = {
-            layer: torch.zeros(slots, layout.kv_heads, layout.value_dim, dtype=layout.dtype, device=device)
+            layer: prefer(torch.zeros(slots, layout.kv_heads, layout.value_dim, dtype=layout.dtype, device=device))
             for layer, layout in layouts.items()
         }
 

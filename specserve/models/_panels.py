@@ -15,9 +15,12 @@ import torch
 from torch import nn
 
 from specserve import native
+from specserve.models._large_pages import Arena
 
 _PHASE_ROOM = 512
 _SMALL = 1 << 17  # multiplications that are done before a second thread has woken up
+
+_arena = Arena()
 
 
 class Product(ctypes.Structure):
@@ -66,7 +69,7 @@ class Panels:
         """The layer's panels, and its bias, empty where it has none."""
         width = self._library.specserve_panel()
         weight = layer.weight.detach().contiguous()
-        panels = torch.empty(-(-layer.out_features // width) * width * layer.in_features)
+        panels = _arena.floats(-(-layer.out_features // width) * width * layer.in_features)
         self._library.specserve_pack(weight.data_ptr(), *weight.shape, panels.data_ptr())
         return panels, torch.empty(0) if layer.bias is None else layer.bias.detach().contiguous()
 

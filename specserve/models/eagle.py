@@ -132,10 +132,10 @@ class Network(nn.Module):
 
     def anatomy(self, layouts: Mapping[int, LayerLayout]) -> Anatomy:
         """Its parts, for the way that is one call."""
-        parts = (self.embed_tokens.weight, self.rotary_emb, self.layers, layouts, self.norm, self.head)
+        parts = (self.embed_tokens.weight, self.rotary_emb, list(self.layers), layouts, self.norm, self.head)
         if not self._side_by_side:
             return Anatomy(*parts, entry=self.fc)
-        layer = self.layers[0]
+        layer: Any = self.layers[0]
         return Anatomy(*parts, beside=layer.hidden_norm, normed_first=layer.norm_first)
 
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor, places: torch.Tensor, store: Any) -> torch.Tensor:

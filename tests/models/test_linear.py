@@ -10,7 +10,7 @@ from tiny_causal import CONFIGS, tiny
 from torch import nn
 
 from specserve.errors import ConfigError
-from specserve.models import _linear, _panels
+from specserve.models import _large_pages, _linear, _panels
 
 
 @pytest.fixture(autouse=True, params=["our own", "oneDNN"])
@@ -151,3 +151,15 @@ def test_every_family_has_its_layers_packed(family: str) -> None:
     _linear.speed_up(model)
     assert not [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert len(products(model)) <= 4 * model.config.num_hidden_layers + 1
+
+
+def test_many_weights_share_a_large_piece_of_memory_and_none_overlap() -> None:
+    """Each begins where a vector may, keeps what it is given, and one larger than a piece has its own."""
+    arena = _large_pages.Arena()
+    counts = [5, 16, 100_000, 1 << 24, (1 << 24) + 1, 7]
+    taken = [arena.floats(count) for count in counts]
+    for number, floats in enumerate(taken):
+        floats[[0, -1]] = float(number)
+    assert [len(floats) for floats in taken] == counts
+    assert all(floats.data_ptr() % 64 == 0 for floats in taken)
+    assert [floats[[0, -1]].tolist() for floats in taken] == [[float(number)] * 2 for number in range(len(counts))]
