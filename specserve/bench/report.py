@@ -19,7 +19,7 @@ from specserve.errors import ConfigError
 
 Row = Mapping[str, str | int | float | None]
 
-_PACKAGES = ("torch", "transformers", "ray", "numpy", "pyzmq")
+_PACKAGES = ("torch", "transformers", "ray", "numpy")
 
 
 def machine() -> dict[str, Any]:

@@ -28,8 +28,8 @@ from specserve.models.loading import prepare
 from specserve.text import Tokenizer
 from specserve.timeline import chrome_trace
 from specserve.tracing import tracer_of
-from specserve.transport import Channel, Mailbox, PeerLost
-from specserve.transport.socket import Address, Endpoint
+from specserve.transport import Channel, PeerLost
+from specserve.transport.socket import Address, Endpoint, SocketMailbox
 from specserve.types import Delta, Failure, Health, ModelCard, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class CoordinatorState:
     rounds: int
 
 
-class _WatchedMailbox(Mailbox):
+class _WatchedMailbox(SocketMailbox):
     """Keeps a note of every lost worker on its way to the loop, for the supervisor's poll."""
 
     def __init__(self) -> None:

@@ -51,6 +51,11 @@ class Mailbox:
         """Add an item; wakes a waiting `get`."""
         self._queue.put(item)
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is there."""
+        return self._queue.empty()
+
     def get(self, timeout_s: float | None = None) -> object | None:
         """The next item, or None when `timeout_s` seconds passed without one. 0 looks without waiting."""
         try:

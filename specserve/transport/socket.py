@@ -1,9 +1,11 @@
-"""Messages between processes over ZMQ PUSH/PULL: ipc on one node, tcp across nodes. Nothing is ever unpickled.
+"""Messages between processes over stream sockets: of one node, or TCP across nodes. Nothing is ever unpickled.
 
-An `Endpoint` is where a process receives: one PULL socket, one thread. A peer may send to it after `accept` gave out
-an `Address` with a nonce made for that peer and life; the address travels by some other way (a Ray actor call).
+An `Endpoint` is where a process receives. A peer may send to it after `accept` gave out an `Address` with a nonce made
+for that peer and life; the address travels by some other way (a Ray actor call). Frame 0 of every message is the
+header of `peers`, the rest is what `messages.pack` made; `streams` tells how frames become bytes.
 
-Frame 0 of every message is the header of `peers`, the rest is what `messages.pack` made.
+No thread stands between the system and those who compute: a message is written by whoever sends it, and read by the
+thread that takes it. Each thread that a message passes through on its way costs it another waking up.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import selectors
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -19,111 +23,141 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
 from specserve.errors import ChannelError, ProtocolError
 from specserve.transport import Arrived, Mailbox
 from specserve.transport.messages import Beat, Buffer, Message, pack, unpack
 from specserve.transport.peers import HEADER, MAGIC, VERSION, Peers
+from specserve.transport.streams import Incoming, Outgoing, framed, listening
 from specserve.transport.traffic import Traffic
 
-_LONGEST_IPC_PATH = 100  # bytes; the kernel's limit for the path of a socket is 107
-_LARGE_FRAME = 65536  # bytes; from here on a copy costs more than keeping ZMQ's own buffer alive
-_LARGEST_FRAME = 1 << 30
-_SMALL_FRAMES = 3  # header, head and small arrays, in front of the large ones
-_MESSAGES_UNDERWAY = 4096
+_LONGEST_PATH = 100  # bytes; the kernel's limit for the path of a socket is 107
+_TICK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where and as whom to send. node_id decides between `ipc` and `tcp`; nonce is 16 bytes, for this life only."""
+    """Where and as whom to send: ipc is a path, for peers of the same node_id, tcp a host and a port, for all others.
+
+    nonce is 16 bytes, for this life only.
+    """
 
     node_id: str
     ipc: str
-    tcp: str | None
+    tcp: tuple[str, int] | None
     nonce: bytes
     life: int
 
 
 class SocketChannel:
-    """The sending end of a conversation. Made by `Endpoint.connect`; safe to close from any thread."""
+    """The sending end of a conversation. Made by `Endpoint.connect`; safe to use and to close from any thread."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], url: str, nonce: bytes, life: int, peer: str, traffic: Traffic
-    ) -> None:
-        self._peer = peer
-        self._traffic = traffic
+    def __init__(self, stream: Outgoing, nonce: bytes, life: int, peer: str, traffic: Traffic) -> None:
+        self._stream = stream
         self._nonce = nonce
         self._life = life
+        self._peer = peer
+        self._traffic = traffic
         self._sender = secrets.randbits(32)
         self._sequence = 0
-        self._lock = threading.Lock()
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_UNDERWAY)
-        self._socket.connect(url)
-        self.local = url.startswith("ipc:")
 
     def send(self, message: Message) -> None:
-        """Queue a message. Never blocks; raises ChannelError when the peer takes nothing any more, or after `close`.
+        """Hand a message over. Never blocks; raises ChannelError when the peer takes nothing more, or after `close`.
 
         Arrays of the message must not be written to afterwards: large ones are not copied.
         """
         began = time.perf_counter()
         frames = pack(message)
         packing_s = time.perf_counter() - began
-        with self._lock:
-            header = HEADER.pack(MAGIC, VERSION, self._nonce, self._life, self._sender, self._sequence)
-            try:
-                self._send([header, *frames])
-            except zmq.Again:
-                raise ChannelError(f"the peer has {_MESSAGES_UNDERWAY} messages unread; it is gone or stuck") from None
-            except zmq.ZMQError as error:
-                raise ChannelError(f"cannot send {type(message).__name__}: {error}") from None
-            self._sequence += 1
+        self._stream.write(lambda: framed([self._numbered(), *frames]))
         self._traffic.sent(self._peer, message, frames, packing_s)
 
-    def _send(self, frames: Sequence[Buffer]) -> None:
-        # A small frame that is not copied costs an object with a lock and two callbacks.
-        for frame in frames[:-1]:
-            self._socket.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=len(frame) < _LARGE_FRAME)
-        self._socket.send(frames[-1], zmq.NOBLOCK, copy=len(frames[-1]) < _LARGE_FRAME)
+    def _numbered(self) -> bytes:
+        header = HEADER.pack(MAGIC, VERSION, self._nonce, self._life, self._sender, self._sequence)
+        self._sequence += 1
+        return header
 
-    def on_disconnect(self, tell: Callable[[], None]) -> None:
-        """Call this, once and from a thread of its own, when the other side closes the connection or dies.
+    @property
+    def local(self) -> bool:
+        """Whether the peer is on this node."""
+        return self._stream.local
 
-        Nothing is told of a side that cannot be reached, and on another node of one that was cut off.
-        """
-        told_by = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED)
-        threading.Thread(target=_listen, args=(told_by, tell), name="specserve-disconnect", daemon=True).start()
+    def ends(self) -> socket.socket | None:
+        """See `Outgoing.ends`."""
+        return self._stream.ends()
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return bool(self._socket.closed)
+        return self._stream.closed
 
     def close(self) -> None:
         """Drop what is not sent yet and release the socket. Idempotent."""
-        with self._lock:
-            self._socket.close(linger=0)
+        self._stream.close()
 
 
-def _listen(told_by: zmq.Socket[bytes], tell: Callable[[], None]) -> None:
-    """Until the monitored socket is closed."""
-    with told_by, contextlib.suppress(zmq.ContextTerminated):
-        told = False
-        while (event := recv_monitor_message(told_by)["event"]) != zmq.EVENT_MONITOR_STOPPED:
-            if event == zmq.EVENT_DISCONNECTED and not told:
-                told = True
-                tell()
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A handle on the stream of a channel, whose end is that of a life of a peer."""
+
+    stream: socket.socket
+    channel: SocketChannel
+    peer: str
+    life: int
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+class SocketMailbox(Mailbox):
+    """The mailbox of an owner who reads the sockets of its endpoint, while waiting here, on its own thread.
+
+    While nobody waits nothing is read, and nobody's silence counts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._endpoint: Endpoint | None = None
+        self._asleep = False
+
+    def read_from(self, endpoint: Endpoint) -> None:
+        """Called by the endpoint that is given this mailbox."""
+        self._endpoint = endpoint
+
+    def put(self, item: object) -> None:
+        """See `Mailbox`."""
+        super().put(item)
+        if self._asleep and self._endpoint is not None:
+            self._endpoint.wake()
+
+    def get(self, timeout_s: float | None = None) -> object | None:
+        """See `Mailbox`. 0 looks at what was read before only."""
+        if timeout_s == 0 or self._endpoint is None:
+            return super().get(timeout_s)
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._asleep = True  # before the look at the queue: what is put from here on wakes us
+            left_s = _TICK_S if end_s is None else max(0.0, end_s - time.monotonic())
+            open_still = self._endpoint.receive(left_s if self.empty else 0.0, self._awake)
+            if not self.empty:
+                return super().get(0)
+            if not open_still:
+                return super().get(left_s if end_s is not None else None)
+            if end_s is not None and time.monotonic() >= end_s:
+                return None
+
+    def _awake(self) -> None:
+        self._asleep = False
 
 
 class Endpoint:
     """Where this process receives, and from where it connects to others.
 
-    host is the address for tcp from other nodes, None for this node only. lost_after_s is the silence after which a
-    peer that has sent something counts as lost; None never judges.
+    What arrives is read by a thread made here, or by the owner of the mailbox where that is a `SocketMailbox`. host is
+    the address for tcp from other nodes, None for this node only. lost_after_s is the silence after which a peer that
+    has sent something counts as lost; None never judges.
     """
 
     def __init__(
@@ -134,42 +168,43 @@ class Endpoint:
         self._peers = Peers(mailbox)
         self._node_id = node_id
         self._lost_after_s = lost_after_s
-        self._stop_word = secrets.token_bytes(16)
+        self._tick_s = _TICK_S if lost_after_s is None else min(_TICK_S, lost_after_s / 4)
+        self._looked_at = time.monotonic()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._closed = False
         self._channels: list[SocketChannel] = []
+        self._listeners: list[socket.socket] = []
         self._folder = tempfile.mkdtemp(prefix="specserve-")  # mode 0700
-        self._context = zmq.Context()
         try:
-            self._socket = self._bind(host)
+            self._ipc, self._tcp = self._listen(host)
         except BaseException:
-            self._context.destroy(linger=0)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._close_sockets()
             raise
-        self._thread = threading.Thread(target=self._receive_loop, name="specserve-receive", daemon=True)
-        self._thread.start()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        for each in (*self._listeners, self._woken):
+            self._selector.register(each, selectors.EVENT_READ)
+        self._thread: threading.Thread | None = None
+        if isinstance(mailbox, SocketMailbox):
+            mailbox.read_from(self)
+        else:
+            self._thread = threading.Thread(target=self._receive_loop, name="specserve-receive", daemon=True)
+            self._thread.start()
 
-    def _bind(self, host: str | None) -> zmq.Socket[bytes]:
+    def _listen(self, host: str | None) -> tuple[str, tuple[str, int] | None]:
         path = os.path.join(self._folder, "in")
-        if len(os.fsencode(path)) > _LONGEST_IPC_PATH:
+        if len(os.fsencode(path)) > _LONGEST_PATH:
             raise ChannelError(f"{path} is too long for a socket; set TMPDIR to a shorter folder")
-        socket = self._context.socket(zmq.PULL)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST_FRAME)
-        socket.setsockopt(zmq.RCVHWM, _MESSAGES_UNDERWAY)
-        self._wake_url = f"inproc://{secrets.token_hex(8)}"
-        self._ipc = f"ipc://{path}"
-        self._tcp: str | None = None
         try:
-            socket.bind(self._wake_url)
-            socket.bind(self._ipc)
-            if host is not None:
-                shown = f"[{host}]" if ":" in host else host
-                socket.setsockopt(zmq.IPV6, int(":" in host))
-                self._tcp = f"tcp://{shown}:{socket.bind_to_random_port(f'tcp://{shown}')}"
-        except zmq.ZMQError as error:
+            self._listeners.append(listening(path))
+            if host is None:
+                return path, None
+            self._listeners.append(listening((host, 0)))
+        except OSError as error:
             raise ChannelError(f"cannot listen on {host or path}: {error}") from None
-        return socket
+        return path, (host, self._listeners[-1].getsockname()[1])
 
     # ---- peers --------------------------------------------------------------------------------------------------
 
@@ -190,9 +225,11 @@ class Endpoint:
         """Count an accepted peer as lost in the moment in which the channel to it breaks, if it is on this node.
 
         There a connection breaks only with a process. One between nodes may be made again, and its silence is judged.
+        Nothing is told of a side that cannot be reached, nor of a channel that is closed here.
         """
-        if channel.local:
-            channel.on_disconnect(lambda: self._peers.broken(peer, life))
+        stream = channel.ends() if channel.local else None
+        if stream is not None:
+            self._selector.register(_Watched(stream, channel, peer, life), selectors.EVENT_READ)
 
     def forget(self, peer: str) -> None:
         """Take nothing more from this peer and do not report its loss. Unknown peers are fine."""
@@ -208,13 +245,13 @@ class Endpoint:
 
         Raises ChannelError if that one is on another node and has no tcp address.
         """
-        url = address.ipc if address.node_id == self._node_id else address.tcp
-        if url is None:
+        target = address.ipc if address.node_id == self._node_id else address.tcp
+        if target is None:
             raise ChannelError(f"the peer on node {address.node_id!r} listens on its own node only")
         with self._lock:
             if self._closed:
                 raise ChannelError("this endpoint is closed")
-            channel = SocketChannel(self._context, url, address.nonce, address.life, peer, self.traffic)
+            channel = SocketChannel(Outgoing(target), address.nonce, address.life, peer, self.traffic)
             self._channels = [known for known in self._channels if not known.closed] + [channel]
         return channel
 
@@ -224,50 +261,80 @@ class Endpoint:
             if self._closed:
                 return
             self._closed = True
-        wake = self._context.socket(zmq.PUSH)
-        wake.connect(self._wake_url)
-        wake.send(self._stop_word)
-        self._thread.join()
-        wake.close(linger=0)
+        self.wake()
+        if self._thread is not None:
+            self._thread.join()
         for channel in self._channels:
             channel.close()
-        self._context.term()
+        with self._reading:
+            for key in list(self._selector.get_map().values()):
+                if isinstance(key.fileobj, Incoming | _Watched):
+                    key.fileobj.close()
+            self._selector.close()
+            self._close_sockets()
+            self._waker.close()
+            self._woken.close()
+
+    def _close_sockets(self) -> None:
+        for listener in self._listeners:
+            listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # ---- the receive thread -------------------------------------------------------------------------------------
+    # ---- receiving ----------------------------------------------------------------------------------------------
 
     def _receive_loop(self) -> None:
-        tick_s = 0.2 if self._lost_after_s is None else min(0.2, self._lost_after_s / 4)
-        looked_at = time.monotonic()
-        while True:
-            if self._socket.poll(int(tick_s * 1000) or 1) and self._drain():
-                break
-            if self._lost_after_s is not None:
-                self._peers.judge_silence(self._lost_after_s, paused_s=time.monotonic() - looked_at - 2 * tick_s)
-            looked_at = time.monotonic()
-        self._socket.close(linger=0)
+        while self.receive(self._tick_s):
+            pass
 
-    def _drain(self) -> bool:
-        """Take what is there; true when it was time to stop."""
-        while True:
-            try:
-                frames = self._receive()
-            except zmq.Again:
-                return False
-            except zmq.ZMQError as error:
-                self.dropped[f"receive error {error.errno}"] += 1
-                return False
-            if len(frames) == 1 and frames[0] == self._stop_word:
-                return True
-            self._take(frames)
+    def wake(self) -> None:
+        """End the wait of whoever is in `receive`, from any thread."""
+        with contextlib.suppress(OSError):  # it is woken many times already, or closed
+            self._waker.send(b"w")
 
-    def _receive(self) -> list[Buffer]:
-        """One message. Its large arrays stay in ZMQ's own buffers. Raises zmq.Again when there is none."""
-        frames: list[Buffer] = [self._socket.recv(zmq.NOBLOCK)]
-        while self._socket.get(zmq.RCVMORE):
-            large = len(frames) >= _SMALL_FRAMES
-            frames.append(self._socket.recv(copy=False).buffer if large else self._socket.recv())
-        return frames
+    def receive(self, timeout_s: float, awake: Callable[[], None] = lambda: None) -> bool:
+        """Take what is there, after a wait of at most timeout_s (and a fraction of a second) for it. False once closed.
+
+        awake is called as soon as there is nothing to wait for any more.
+        """
+        with self._reading:
+            if self._closed:
+                awake()
+                return False
+            ready = self._selector.select(min(timeout_s, self._tick_s))
+            awake()
+            for key, _ in ready:
+                self._look_at(key.fileobj)
+            now = time.monotonic()
+            if self._lost_after_s is not None and now - self._looked_at > self._tick_s / 2:
+                self._peers.judge_silence(self._lost_after_s, paused_s=now - self._looked_at - 2 * self._tick_s)
+                self._looked_at = now
+            return not self._closed
+
+    def _look_at(self, ready: object) -> None:
+        if isinstance(ready, Incoming):
+            self._read(ready)
+        elif isinstance(ready, _Watched):
+            self._selector.unregister(ready)
+            ready.close()
+            if not ready.channel.closed:
+                self._peers.broken(ready.peer, ready.life)
+        elif ready is self._woken:
+            self._woken.recv(4096)
+        elif isinstance(ready, socket.socket):
+            with contextlib.suppress(OSError):  # it came and went
+                self._selector.register(Incoming(ready.accept()[0]), selectors.EVENT_READ)
+
+    def _read(self, stream: Incoming) -> None:
+        try:
+            for frames in stream.read():
+                self._take(frames)
+            return
+        except ProtocolError:
+            self.dropped["framing"] += 1
+        except EOFError:
+            pass  # whether that peer is missed is for its silence to say
+        self._selector.unregister(stream)
+        stream.close()
 
     def _take(self, frames: Sequence[Buffer]) -> None:
         peer = self._peers.admit(frames[0])

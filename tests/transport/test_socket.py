@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zmq
 
 from specserve.errors import ChannelError
 from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport import messages as m
 from specserve.transport.peers import HEADER, MAGIC, VERSION
-from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
+from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel, SocketMailbox
+from specserve.transport.streams import framed
 from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling, Structured, TokenLogprob
 
 WAIT_S = 20.0
@@ -48,20 +49,29 @@ def make_side() -> Iterator[Callable[..., Side]]:
         side.endpoint.close()
 
 
-@pytest.fixture
-def raw() -> Iterator[Callable[[Address], zmq.Socket]]:
-    """Plain PUSH sockets that say whatever a test wants."""
-    context = zmq.Context()
-    sockets: list[zmq.Socket] = []
+class Raw:
+    """A plain connection that says whatever a test wants."""
 
-    def connect(address: Address) -> zmq.Socket:
-        socket = context.socket(zmq.PUSH)
-        socket.connect(address.ipc)
-        sockets.append(socket)
-        return socket
+    def __init__(self, address: Address) -> None:
+        self.stream = socket.socket(socket.AF_UNIX)
+        self.stream.connect(address.ipc)
+
+    def say(self, *frames: bytes) -> None:
+        self.stream.sendall(b"".join(framed(frames)))
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[[Address], Raw]]:
+    """Connections that are closed at the end."""
+    made: list[Raw] = []
+
+    def connect(address: Address) -> Raw:
+        made.append(Raw(address))
+        return made[-1]
 
     yield connect
-    context.destroy(linger=0)
+    for each in made:
+        each.stream.close()
 
 
 def ints(*values: int, dtype: str = "int32") -> m.Array:
@@ -180,22 +190,22 @@ def test_garbage_is_counted_and_harmless(make_side, raw):
     """Wrong magic, nonce, length, life, cut or foreign bodies change nothing; a good message still comes through."""
     side = make_side()
     address = side.endpoint.accept("peer", 3)
-    socket = raw(address)
+    peer = raw(address)
     good = as_bytes(m.Close(1))
     unknown = HEADER.pack(MAGIC, VERSION, b"x" * 16, 3, 1, 0)
     bad_version = HEADER.pack(MAGIC, VERSION + 1, address.nonce, 3, 1, 0)
     verify = as_bytes(every_message()[3])
-    socket.send_multipart([b""])
-    socket.send_multipart([os.urandom(HEADER.size)])
-    socket.send_multipart([bad_version, *good])
-    socket.send_multipart([unknown, *good])
-    socket.send_multipart([header(address, 0, life=2), *good])
-    socket.send_multipart([header(address, 0, life=3)])
-    socket.send_multipart([header(address, 1, life=3), os.urandom(50)])
-    socket.send_multipart([header(address, 2, life=3), *verify[:-1]])
-    socket.send_multipart([header(address, 3, life=3), verify[0], verify[1][:-1], *verify[2:]])
-    socket.send_multipart([header(address, 4, life=3), *good, b"more"])
-    socket.send_multipart([header(address, 5, life=3), *good])
+    peer.say(b"")
+    peer.say(os.urandom(HEADER.size))
+    peer.say(bad_version, *good)
+    peer.say(unknown, *good)
+    peer.say(header(address, 0, life=2), *good)
+    peer.say(header(address, 0, life=3))
+    peer.say(header(address, 1, life=3), os.urandom(50))
+    peer.say(header(address, 2, life=3), *verify[:-1])
+    peer.say(header(address, 3, life=3), verify[0], verify[1][:-1], *verify[2:])
+    peer.say(header(address, 4, life=3), *good, b"more")
+    peer.say(header(address, 5, life=3), *good)
     item = received(side)
     assert isinstance(item, Arrived)
     assert item.message == m.Close(1)
@@ -207,12 +217,12 @@ def test_random_bytes_never_stop_the_receiver(make_side, raw):
     """500 messages of random frames behind a valid header are all dropped as damaged."""
     side = make_side()
     address = side.endpoint.accept("peer", 0)
-    socket = raw(address)
+    peer = raw(address)
     rng = np.random.default_rng(3)
     for sequence in range(500):
         frames = [rng.bytes(int(size)) for size in rng.integers(0, 200, int(rng.integers(1, 5)))]
-        socket.send_multipart([header(address, sequence), *frames])
-    socket.send_multipart([header(address, 500), *as_bytes(m.Cancel("x"))])
+        peer.say(header(address, sequence), *frames)
+    peer.say(header(address, 500), *as_bytes(m.Cancel("x")))
     assert received(side).message == m.Cancel("x")
     assert side.endpoint.dropped == {"damaged": 500}
 
@@ -221,10 +231,10 @@ def test_gap_ends_the_life_once(make_side, raw):
     """A missing message is reported as one PeerLost, and nothing of that life gets through afterwards."""
     side = make_side()
     address = side.endpoint.accept("peer", 4)
-    socket = raw(address)
+    peer = raw(address)
     good = as_bytes(m.Close(1))
     for sequence in (0, 2, 1, 3):
-        socket.send_multipart([header(address, sequence, life=4), *good])
+        peer.say(header(address, sequence, life=4), *good)
     assert isinstance(received(side), Arrived)
     lost = received(side)
     assert isinstance(lost, PeerLost)
@@ -238,9 +248,9 @@ def test_repeated_message_is_dropped(make_side, raw):
     """The same sequence number twice is taken once."""
     side = make_side()
     address = side.endpoint.accept("peer", 0)
-    socket = raw(address)
+    peer = raw(address)
     for sequence, row in ((0, 1), (0, 1), (1, 2)):
-        socket.send_multipart([header(address, sequence), *as_bytes(m.Close(row))])
+        peer.say(header(address, sequence), *as_bytes(m.Close(row)))
     assert [received(side).message.row for _ in range(2)] == [1, 2]
     assert side.endpoint.dropped == {"repeated": 1}
 
@@ -413,9 +423,123 @@ def test_killed_process_on_this_node_is_noticed_by_its_connection(make_side, tmp
 def test_send_never_blocks(make_side):
     """Towards an address where nobody listens, sends queue up to a bound and then raise ChannelError."""
     side = make_side()
-    channel = side.endpoint.connect(Address("", "ipc:///nowhere/at/all", None, b"0" * 16, 0))
+    channel = side.endpoint.connect(Address("", "/nowhere/at/all", None, b"0" * 16, 0))
     with pytest.raises(ChannelError, match="unread"):
         list(map(channel.send, map(m.Close, range(20_000))))
+
+
+def test_an_unread_peer_gets_everything_in_order(make_side):
+    """More than the system takes is kept, by a sender that does not wait, and arrives as the peer reads."""
+    mailbox = SocketMailbox()
+    there = Endpoint(mailbox)
+    try:
+        channel = make_side().endpoint.connect(there.accept("peer", 0))
+        dense = [dists(20, 50_000) for _ in range(8)]
+        for number, each in enumerate(dense):
+            channel.send(m.PushAhead(number, 0, True, m.empty(), m.empty(), m.empty(), each, 0.0))
+            channel.send(m.Close(number))
+        for number, each in enumerate(dense):
+            push, close = (mailbox.get(WAIT_S).message for _ in range(2))
+            assert (push.plan, close.row) == (number, number)
+            assert np.array_equal(push.dists.rows, each.rows)
+    finally:
+        there.close()
+
+
+def test_a_peer_that_never_reads_is_given_up(make_side):
+    """What waits for it is bounded."""
+    there = Endpoint(SocketMailbox())
+    try:
+        channel = make_side().endpoint.connect(there.accept("peer", 0))
+        with pytest.raises(ChannelError, match="unread"):
+            list(map(channel.send, [m.Cancel("x" * 4000)] * 100_000))
+    finally:
+        there.close()
+
+
+def test_what_is_no_stream_of_messages_harms_its_own_connection_only(make_side, raw):
+    """Too many frames, too many bytes, and lengths that are not the size's: hung up on, and the others are heard."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 0)
+    honest = raw(address)
+    lies = [b"GET / HTTP/1.1\r\n", (1).to_bytes(4) + (2**31).to_bytes(4), bytes(8)]
+    lies += [
+        (1).to_bytes(4) + (16).to_bytes(4) + (64).to_bytes(4) + bytes(12),
+        (9).to_bytes(4) + (8).to_bytes(4) + bytes(8),
+    ]
+    for number, lie in enumerate(lies):
+        liar = raw(address)
+        liar.stream.sendall(lie)
+        assert liar.stream.recv(1) == b""
+        honest.say(header(address, number), *as_bytes(m.Close(number)))
+        assert received(side).message.row == number
+    assert side.endpoint.dropped == {"framing": len(lies)}
+
+
+def test_a_message_in_many_pieces_arrives(make_side, raw):
+    """Byte by byte, and with the end of one message and the beginning of the next in one piece."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 0)
+    stream = raw(address).stream
+    said = b"".join(
+        piece for number in range(3) for piece in framed([header(address, number), *as_bytes(m.Close(number))])
+    )
+    for byte in said[:60]:
+        stream.sendall(bytes([byte]))
+    stream.sendall(said[60:150])
+    stream.sendall(said[150:])
+    assert [received(side).message.row for _ in range(3)] == [0, 1, 2]
+
+
+def test_half_a_message_is_no_message(make_side, raw):
+    """A connection that ends within a message leaves nothing of it, and nobody is lost for that."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 0)
+    first, second = raw(address), raw(address)
+    first.stream.sendall(b"".join(framed([header(address, 0), *as_bytes(m.Close(1))]))[:-8])
+    first.stream.close()
+    second.say(header(address, 0), *as_bytes(m.Close(2)))
+    assert received(side).message.row == 2
+    assert not side.endpoint.dropped
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_broken_connection_is_made_again(make_side, lost):
+    """Where nothing was on its way it goes on as before; what was lost shows in the number of the next message."""
+    side = make_side()
+    channel = side.endpoint.connect(side.endpoint.accept("peer", 5))
+    channel.send(m.Close(0))
+    assert received(side).message.row == 0
+    channel._stream._stream.shutdown(socket.SHUT_RDWR)
+    if lost:
+        channel._numbered()
+    channel.send(m.Close(1))
+    found = received(side)
+    assert isinstance(found, PeerLost) if lost else found.message.row == 1
+
+
+def test_the_owner_of_a_socket_mailbox_reads_by_waiting_there():
+    """Messages and items of other threads wake the same wait; silence is judged there; no thread is made."""
+    before = set(threading.enumerate())
+    mailbox = SocketMailbox()
+    endpoint = Endpoint(mailbox, lost_after_s=0.2)
+    try:
+        assert set(threading.enumerate()) == before
+        channel = endpoint.connect(endpoint.accept("peer", 1))
+        assert mailbox.get(0) is None
+        assert mailbox.get(0.01) is None
+        threading.Timer(0.05, channel.send, [m.Close(1)]).start()
+        assert mailbox.get(WAIT_S).message.row == 1
+        threading.Timer(0.05, mailbox.put, ["word"]).start()
+        assert mailbox.get() == "word"
+        lost = mailbox.get()
+        assert isinstance(lost, PeerLost)
+        assert lost.silent
+    finally:
+        endpoint.close()
+    mailbox.put("last")
+    assert mailbox.get() == "last"
+    assert mailbox.get(0.01) is None
 
 
 def test_close_leaves_nothing(monkeypatch, tmp_path):
