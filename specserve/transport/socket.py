@@ -96,7 +96,9 @@ class SocketChannel:
         Nothing is told of a side that cannot be reached, and on another node of one that was cut off.
         """
         told_by = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED)
-        threading.Thread(target=_listen, args=(told_by, tell), name="specserve-disconnect", daemon=True).start()
+        threading.Thread(
+            target=_listen, args=(told_by, tell, lambda: self.closed), name="specserve-disconnect", daemon=True
+        ).start()
 
     @property
     def closed(self) -> bool:
@@ -109,12 +111,12 @@ class SocketChannel:
             self._socket.close(linger=0)
 
 
-def _listen(told_by: zmq.Socket[bytes], tell: Callable[[], None]) -> None:
+def _listen(told_by: zmq.Socket[bytes], tell: Callable[[], None], closed: Callable[[], bool]) -> None:
     """Until the monitored socket is closed."""
     with told_by, contextlib.suppress(zmq.ContextTerminated):
         told = False
         while (event := recv_monitor_message(told_by)["event"]) != zmq.EVENT_MONITOR_STOPPED:
-            if event == zmq.EVENT_DISCONNECTED and not told:
+            if event == zmq.EVENT_DISCONNECTED and not told and not closed():
                 told = True
                 tell()
 
