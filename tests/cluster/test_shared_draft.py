@@ -46,7 +46,21 @@ def seeded(name: str):
     return replace(greedy(name), sampling=Sampling(temperature=1.0), seed=11, rule="coupled")
 
 
-def test_one_draft_worker_drafts_for_two_pipelines_and_may_die(ray_here, config, expected):
+def test_one_draft_worker_drafts_for_two_pipelines(ray_here, config, expected):
+    """Both answer at once, with drafts of the same process."""
+
+    async def run() -> None:
+        async with two_served(shared(config)) as (_, pair):
+            assert len({each.supervisor.pids["draft"] for each in pair}) == 1
+            answers = await asyncio.gather(*(streamed(each.engine, greedy("a")) for each in pair))
+            assert [answer.tokens for answer in answers] == [expected] * 2
+            assert all(drafted(answer) for answer in answers)
+
+    asyncio.run(run())
+
+
+@pytest.mark.full
+def test_the_shared_draft_worker_may_die(ray_here, config, expected):
     """Both answer with drafts of one process; when it is killed both streams go on, and both get drafts again."""
 
     async def run() -> None:
