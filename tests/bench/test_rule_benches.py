@@ -11,6 +11,7 @@ from specserve.bench import acceptance, rules, speculators, ties
 from specserve.cli import main
 from specserve.config import parse
 from specserve.errors import ConfigError
+from specserve.models import _panels
 from specserve.verification import all_rules
 
 
@@ -54,8 +55,9 @@ def test_acceptance_is_measured_for_each_rule_and_temperature(pair) -> None:
         acceptance.measure(pair, acceptance.Options(rules=("guess",)), lambda _: None)
 
 
-def test_shapes_are_compared_position_by_position(pair) -> None:
-    """All shapes report as many positions as there are, and logits that differ by rounding only, or not at all."""
+def test_shapes_are_compared_position_by_position(pair, monkeypatch) -> None:
+    """All shapes report as many positions as there are, and torch's logits that differ by rounding, or not at all."""
+    monkeypatch.setattr(_panels, "kernels", lambda: None)  # they give the same bits in any shape
     rows = ties.measure(pair, 80, lambda _: None)
     assert [row["positions"] for row in rows] == [80] * 4
     assert [row["bit_equal_rows"] for row in rows if row["target"] == "batch-invariant"] == [80, 80]
