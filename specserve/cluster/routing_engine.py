@@ -17,6 +17,7 @@ from specserve.types import Delta, EngineClient, Failure, Health, ModelCard, Req
 _LOOK_S = 0.1
 _ASK_S = 0.5
 _RETRY_S = 0.5
+_LONGEST_MEETING_S = 5.0  # from when Serve names a pipeline until it is connected, where no other takes requests
 _LONGEST_AWAY_S = 2.0  # of a pipeline, on top of the time that it took to miss it; a lost message costs far less
 
 _STARTING = Health("starting", "connecting")
@@ -188,21 +189,21 @@ class RoutingEngine:
         """By one pipeline after another, until the stream has ended for its client."""
         stream = Stream(request, asyncio.get_running_loop().time())
         refused: set[str] = set()
-        name = self._route(request, refused)
+        name = await self._route(request, refused)
         while not stream.ended:
             async with contextlib.aclosing(self._carried_by(self._members[name], stream)) as deltas:
                 async for delta in deltas:
                     if delta.failure is None or not self._goes_on(stream, delta.failure, name, refused):
                         yield delta
             if not stream.ended:
-                name = self._route(request, refused | {name})
+                name = await self._route(request, refused | {name})
 
     def _goes_on(self, stream: Stream, failure: Failure, name: str, refused: set[str]) -> bool:
         """Whether a stream that ended like this goes on in another pipeline. What refused it is not asked again."""
         if stream.refused:
             refused.add(name)
-        elsewhere = failure.status in (Overloaded.status, Unavailable.status) and stream.may_go_on
-        if not elsewhere or not self._loads(refused | {name}):
+        others = {Overloaded.status: self._loads, Unavailable.status: self._coming}.get(failure.status)
+        if others is None or not stream.may_go_on or not others(refused | {name}):
             return False
         stream.go_on()
         return True
@@ -216,14 +217,22 @@ class RoutingEngine:
         finally:
             member.open -= 1
 
-    def _route(self, request: Request, refused: Collection[str]) -> str:
-        loads = self._loads(refused) or self._awaited(refused)
-        if not loads:
-            raise Unavailable("no pipeline can take requests now; try again in a few seconds")
+    async def _route(self, request: Request, refused: Collection[str]) -> str:
+        """Waits for a pipeline that is on its way here: in an update the old ones may leave before the new are met."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _LONGEST_MEETING_S
+        while not (loads := self._loads(refused) or self._awaited(refused)):
+            if not self._coming(refused) or loop.time() > end_s:
+                raise Unavailable("no pipeline can take requests now; try again in a few seconds")
+            await asyncio.sleep(_LOOK_S)
         return self._router.route(request.prompt, loads)
 
     def _loads(self, refused: Collection[str]) -> dict[str, int]:
         return {name: one.load for name, one in self._members.items() if one.takes and name not in refused}
+
+    def _coming(self, refused: Collection[str]) -> set[str]:
+        """Pipelines that take requests, now or once they are met."""
+        return {name for name, one in self._members.items() if not one.leaving and name not in refused}
 
     def _awaited(self, refused: Collection[str]) -> dict[str, int]:
         """Pipelines that are away and come back: without any other, requests wait for their coordinators."""

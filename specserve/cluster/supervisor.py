@@ -58,6 +58,7 @@ class Supervisor:
         self._health = Health("starting", "creating processes")
         self._card: ModelCard | None = None
         self._recovering = False
+        self._ended = False
         self._warnings: list[str] = []
 
     # ---- start --------------------------------------------------------------------------------------------------
@@ -135,10 +136,12 @@ class Supervisor:
     # ---- watch --------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Poll for ever; start a recovery for whatever is found lost."""
+        """Poll until the end; start a recovery for whatever is found lost."""
         while True:
             await asyncio.sleep(POLL_S)
-            state: CoordinatorState | None = await state_of(self._coordinator)
+            state: CoordinatorState | None = None if self._ended else await state_of(self._coordinator)
+            if self._ended:  # what is being ended is not lost
+                return
             if state is not None and state.health.status == "dead":
                 # Its books are void; a fresh process starts with empty ones.
                 ray.kill(self._coordinator, no_restart=False)
@@ -287,6 +290,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End the children and give the bundles back. Idempotent."""
+        self._ended = True
         self._cancel_tasks()
         calls = [member.ranks.leave() for member in self._members.values()]
         if self._coordinator is not None:

@@ -38,6 +38,10 @@ class Pipeline(ScriptedEngine):
             raise Unavailable("not there")
         self.connected = True
 
+    def reachable(self) -> None:
+        """From now on connecting succeeds."""
+        self._connects = True
+
     async def carry(self, stream: Stream) -> AsyncGenerator[Delta, None]:
         """The script, as a coordinator would play it to this stream: what it raises refuses the request."""
         self.streams.append(stream)
@@ -270,6 +274,28 @@ def test_one_that_cannot_be_reached_harms_nobody():
         await until(lambda: pipelines["a"].gave_up)
         with pytest.raises(Unavailable, match="no pipeline"):
             await tokens(engine, "x")
+
+    running(pipelines, test)
+
+
+def test_a_request_between_two_pipelines_waits_for_the_new_one():
+    """In an update the old one may refuse, or be gone, before the new one is met."""
+    pipelines = {"old": Pipeline([Unavailable("draining")])}
+
+    async def test(engine: RoutingEngine, names: set[str]) -> None:
+        await until(lambda: pipelines["old"].connected)
+        pipelines["new"] = Pipeline(answer(3), connects=False)
+        names.add("new")
+        await until(lambda: "new" in engine._members)
+        waiting = [asyncio.ensure_future(tokens(engine, "refused by the old one"))]
+        await until(lambda: len(pipelines["old"].requests) == 1)
+        names.discard("old")
+        await until(lambda: pipelines["old"].gave_up)
+        waiting.append(asyncio.ensure_future(tokens(engine, "found nobody")))
+        await asyncio.sleep(0.2)
+        assert not any(one.done() for one in waiting)
+        pipelines["new"].reachable()
+        assert await asyncio.gather(*waiting) == [(3,), (3,)]
 
     running(pipelines, test)
 
