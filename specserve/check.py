@@ -60,7 +60,7 @@ def report(config: Config) -> list[Finding]:
         *_guarded("target", lambda: _model("target", config.target, config, needs)),
         *_guarded("draft", lambda: _draft(config, needs)),
         *_guarded("vocabulary", lambda: _vocabulary(needs)),
-        *_guarded("memory", lambda: _memory(needs)),
+        *_guarded("memory", lambda: _memory(config, needs)),
         *_guarded("limits", lambda: _limits(config)),
         *_guarded("placement", lambda: _placement(config)),
         *_guarded("port", lambda: _port(config)),
@@ -254,22 +254,28 @@ def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:
     yield Finding("vocabulary", f"{shared} tokens in common (widths {widths[0]} and {widths[1]})")
 
 
-def _memory(needs: list[ModelNeeds]) -> Iterator[Finding]:
-    """What the workers on this machine's CPUs want together, and each worker on a GPU by itself."""
+def _memory(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
+    """What the workers of all pipelines want together on this machine's CPUs, and each worker on a GPU by itself."""
     import torch
 
-    shared = [need for need in needs if need.device.type == "cpu"]
+    pipelines, each = config.cluster.pipelines, config.cluster.pipelines_per_draft
+    times = {"target": pipelines, "draft": pipelines if each == 1 else config.cluster.draft_workers}
+    shared = [(need, times[need.role]) for need in needs if need.device.type == "cpu"]
     if shared:
         yield _room(shared, _machine_memory(), "this machine has")
     for need in needs:
         if need.device.type == "cuda":
             total = torch.cuda.get_device_properties(need.device).total_memory
-            yield _room([need], total, f"{need.device} has")
+            yield _room([(need, 1)], total, f"{need.device} has")
 
 
-def _room(needs: list[ModelNeeds], have: int, who: str) -> Finding:
-    wanted = sum(need.weights + (need.kv or 0) for need in needs)
-    parts = [f"{need.role} {told(need.weights)} weights" + _and_kv(need.kv) for need in needs]
+def _room(needs: list[tuple[ModelNeeds, int]], have: int, who: str) -> Finding:
+    """needs: workers, and how many of each kind there are."""
+    wanted = sum(times * (need.weights + (need.kv or 0)) for need, times in needs)
+    parts = [
+        f"{f'{times} × ' if times > 1 else ''}{need.role} {told(need.weights)} weights" + _and_kv(need.kv)
+        for need, times in needs
+    ]
     text = f"{told(wanted)} wanted ({'; '.join(parts)}), {who} {told(have)}"
     if wanted > have:
         return Finding("memory", f"{text}; lower kv_memory_gib, or use a smaller dtype or model", problem=True)

@@ -75,6 +75,19 @@ def test_memory_counts_weights_in_their_dtype_and_both_kvs(folders) -> None:
     assert "1000000.5 GiB wanted" in found
 
 
+def test_memory_counts_the_workers_of_all_pipelines(folders) -> None:
+    """Two pipelines have two targets, and two drafts unless they share one."""
+    apart = config_of(folders, target={"kv_memory_gib": 10_000})
+    apart = apart.model_copy(update={"cluster": apart.cluster.model_copy(update={"pipelines": 2})})
+    together = apart.cluster.model_copy(update={"pipelines_per_draft": 2})
+    (found,) = problems(apart)
+    assert "20001.0 GiB wanted (2 × target " in found
+    assert "; 2 × draft " in found
+    (found,) = problems(apart.model_copy(update={"cluster": together}))
+    assert "20000.5 GiB wanted (2 × target " in found
+    assert "; draft " in found
+
+
 def test_a_missing_model_is_told_once_and_never_under_the_other_role(folders) -> None:
     """The draft is still looked at, and tokenizers that cannot be compared are no second problem."""
     (found,) = problems(config_of(["/no/target", folders[1]]))

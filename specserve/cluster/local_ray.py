@@ -17,7 +17,7 @@ import ray
 
 from specserve.cluster import processes
 from specserve.cluster.placement import COORDINATOR_CPUS, INGRESS_CPUS, WORKER_CPUS
-from specserve.errors import ConfigError
+from specserve.errors import ConfigError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -112,16 +112,22 @@ def _below(folder: str, name: str) -> str:
 
 
 def _start(folder: str, cpus: int) -> None:
-    ray.init(
-        num_cpus=cpus,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace="specserve",
-        _temp_dir=folder,
-        _node_ip_address=_LOOPBACK,
-    )
+    """Raises Unavailable where Ray cannot start; it gives its own processes 30 s."""
+    try:
+        ray.init(
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="specserve",
+            _temp_dir=folder,
+            _node_ip_address=_LOOPBACK,
+        )
+    except Exception as error:  # Ray raises plain ones
+        raise Unavailable(
+            f"Ray did not start on this machine ({error}); if the machine was busy, try again when it is less so"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -17,10 +18,10 @@ import pytest
 
 import specserve.config as configs
 from specserve.app import build
-from specserve.cluster import launch
+from specserve.cluster import launch, local_ray
 from specserve.cluster.processes import descendants
 from specserve.config import Config
-from specserve.errors import ConfigError
+from specserve.errors import ConfigError, Unavailable
 
 _SERVE = """
 import sys
@@ -106,6 +107,20 @@ def test_models_of_a_given_cluster_may_be_elsewhere(tmp_path):
     launch.check_config(config, models_here=False)
     unused = configs.parse(configs.override({}, {"draft.model.source": "/no/such/model", "engine.depth": 0}))
     launch.check_config(unused, models_here=True)
+
+
+def test_a_ray_that_does_not_start_is_told_in_words(monkeypatch, tmp_path):
+    """Ray's own error is a plain exception; nothing of the attempt is left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def times_out(**_):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(local_ray.ray, "init", times_out)
+    monkeypatch.setattr(local_ray.ray, "shutdown", lambda: None)  # other tests may have one that runs
+    with pytest.raises(Unavailable, match=r"did not start .*timed out.*try again"), local_ray.local_ray():
+        pytest.fail("it started")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_told_to_stop_before_ray_nothing_is_started(config, monkeypatch, capfd):
