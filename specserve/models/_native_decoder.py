@@ -93,6 +93,7 @@ class NativeDecoder:
         self._layers = (_CLayer * len(each))(*each)
         self._decoder = self._whole(anatomy)
         self._room = torch.empty(0, dtype=torch.uint8)
+        self._blocks = 0
         self._shown_layers: Array | None = None
         self._shown: torch.Tensor | None = None
 
@@ -111,6 +112,7 @@ class NativeDecoder:
     def bind(self, pages: Pages) -> None:
         """The pages that steps write and read from now on."""
         self._decoder.block_tokens = pages.block_tokens
+        self._blocks = len(pages.keys[0]) // pages.block_tokens
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = pages.keys[index].data_ptr(), pages.values[index].data_ptr()
 
@@ -138,6 +140,8 @@ class NativeDecoder:
 
     def run_from(self, batch: RaggedBatch, hidden: torch.Tensor, origins: Array) -> tuple[torch.Tensor, torch.Tensor]:
         """The same for a head that goes on from hidden states; see `DraftHead.forward_from`."""
+        if hidden.shape != (len(batch.tokens), self._decoder.width):
+            raise IndexError(f"{len(batch.tokens)} tokens go on from states {list(hidden.shape)}")
         hidden = hidden.contiguous()
         logits, states = self._logits(batch), torch.empty(len(batch.wanted), self._decoder.width)
         outlets = {"given": hidden.data_ptr(), "told": states.data_ptr()}
@@ -150,6 +154,7 @@ class NativeDecoder:
     def _step(
         self, batch: RaggedBatch, standing: Array, origins: Array, logits: torch.Tensor, outlets: dict[str, int]
     ) -> None:
+        self._refuse_strays(batch, origins)
         arrays = {
             "tokens": batch.tokens,
             "positions": batch.positions,
@@ -179,6 +184,20 @@ class NativeDecoder:
         if needed > len(self._room):
             self._room = torch.empty(needed, dtype=torch.uint8)
         self._library.specserve_step(decoder, now, self._room.data_ptr())
+
+    def _refuse_strays(self, batch: RaggedBatch, origins: Array) -> None:
+        """C would read and write where these point. Raises IndexError, as torch does."""
+        count, rows = len(batch.tokens), len(batch.tables)
+        if batch.offsets[0] != 0 or batch.offsets[-1] != count or (np.diff(batch.offsets) < 1).any():
+            raise IndexError(f"{rows} rows from {batch.offsets.tolist()} do not share {count} tokens out")
+        firsts, lasts = batch.positions[batch.offsets[:-1]], batch.positions[batch.offsets[1:] - 1]
+        used = lasts // self._decoder.block_tokens + 1
+        _refuse_outside("token ids", batch.tokens, len(self._anatomy.embedding))
+        _refuse_outside("wanted tokens", batch.wanted, count)
+        _refuse_outside("positions", batch.positions, batch.tables.shape[1] * self._decoder.block_tokens)
+        _refuse_outside("blocks", batch.tables[np.arange(batch.tables.shape[1]) < used[:, None]], self._blocks)
+        if (lasts - firsts != np.diff(batch.offsets) - 1).any() or (origins < 0).any():
+            raise IndexError("positions of a row do not follow each other, or begin before 0")
 
     def _whole(self, anatomy: Anatomy) -> _CDecoder:
         layer, layout = self._layers[0], anatomy.layouts[0]
@@ -232,6 +251,11 @@ class NativeDecoder:
     def _pointer(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor.detach().contiguous())
         return self._kept[-1].data_ptr()
+
+
+def _refuse_outside(what: str, numbers: Array, end: int) -> None:
+    if len(numbers) and (numbers.min() < 0 or numbers.max() >= end):
+        raise IndexError(f"{what} must be within 0 and {end - 1}, found {numbers.min()} to {numbers.max()}")
 
 
 def _sights(batch: RaggedBatch) -> dict[str, Array]:

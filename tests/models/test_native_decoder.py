@@ -256,3 +256,37 @@ def test_a_room_is_made_for_the_largest_step_and_kept() -> None:
     kept = backend._native._room.data_ptr()
     backend.forward(ragged([Stretch(70, text(1, 1), table(1), 1)]))
     assert backend._native._room.data_ptr() == kept
+
+
+@pytest.mark.parametrize(
+    ("field", "spoilt"),
+    [
+        ("tokens", [4, -1, 4, 4]),
+        ("tokens", [4, SMALL["vocab_size"], 4, 4]),
+        ("wanted", [4]),
+        ("wanted", [-1]),
+        ("tables", [[BLOCKS, 0], [1, 0]]),
+        ("tables", [[2, 0], [-1, 0]]),
+        ("positions", [0, 1, 2, 2 * BLOCK]),
+        ("positions", [0, 1, 2 * BLOCK - 1, 2 * BLOCK]),
+        ("positions", [-1, 0, 0, 1]),
+        ("offsets", [0, 2, 5]),
+        ("offsets", [0, 4, 4]),
+        ("offsets", [1, 2, 4]),
+    ],
+)
+def test_what_points_outside_is_refused_before_c_follows_it(field, spoilt):
+    """A spoilt batch raises as it does in torch, and the next one is computed as ever."""
+    backend = backend_of("llama")
+    parts = {
+        "tokens": text(1, 4),
+        "positions": np.array([0, 1, 0, 1]),
+        "offsets": np.array([0, 2, 4]),
+        "tables": np.array([[2, 0], [1, 0]], np.int32),
+        "wanted": np.array([1, 3]),
+    }
+    before = backend.forward(RaggedBatch(**parts))
+    spoilt_parts = parts | {field: np.array(spoilt, parts[field].dtype)}
+    with pytest.raises(IndexError):
+        backend.forward(RaggedBatch(**spoilt_parts))
+    assert torch.equal(backend.forward(RaggedBatch(**parts)), before)
