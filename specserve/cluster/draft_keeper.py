@@ -12,10 +12,10 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
@@ -26,7 +26,7 @@ from specserve.cluster.calls import CALL_TIMEOUT_S, or_none, result
 from specserve.cluster.link import EchoAddress, Link
 from specserve.cluster.member import POLL_S, Member
 from specserve.cluster.placement import DRAFT, Placement, plan_shared
-from specserve.cluster.placing import Seats, place
+from specserve.cluster.placing import Seats, place, planned
 from specserve.cluster.shared_draft_actor import SharedDraftActor
 from specserve.config import Config
 from specserve.errors import ConfigError, SpecserveError, Unavailable
@@ -97,8 +97,6 @@ class DraftKeeper:
             while True:
                 await asyncio.sleep(POLL_S)
                 await self._look(self._member)
-        except asyncio.CancelledError:
-            raise
         except TimeoutError:
             limit_s = self._config.cluster.start_timeout_s
             self._failure = f"the draft was not loaded within cluster.start_timeout_s = {limit_s:g} s"
@@ -109,16 +107,13 @@ class DraftKeeper:
             self._failure = f"{type(error).__name__}: {error}"
 
     async def _planned(self) -> Placement:
-        """On the nodes there are, or, while that is allowed, on those that will have joined."""
-        deadline_s = time.monotonic() + self._config.cluster.wait_for_nodes_s
-        while True:
-            try:
-                return plan_shared(self._config, [node["Resources"] for node in ray.nodes() if node["Alive"]])[1]
-            except ConfigError as error:
-                if time.monotonic() >= deadline_s:
-                    raise
-                self._waiting = f"waiting for nodes to join: {error.message}"
-            await asyncio.sleep(_RETRY_S)
+        def plan(nodes: Sequence[Mapping[str, float]]) -> Placement:
+            return plan_shared(self._config, nodes)[1]
+
+        return await planned(plan, self._config.cluster.wait_for_nodes_s, self._wait_for)
+
+    def _wait_for(self, what: str) -> None:
+        self._waiting = what
 
     async def _look(self, member: Member) -> None:
         """Bring the worker back if it is lost, end it if it hangs, and forget tenants that say nothing more."""

@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray import serve
 
 from specserve import config as configs
@@ -20,6 +18,7 @@ from specserve.cluster.holds import Holds
 from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.leased_draft import Keepers, LeasedDraft, ServedKeepers
 from specserve.cluster.placement import Placement, has_draft_worker, plan, plan_shared
+from specserve.cluster.placing import planned
 from specserve.cluster.scaling import LOAD
 from specserve.cluster.supervisor import Supervisor
 from specserve.errors import ConfigError, Unavailable
@@ -30,7 +29,6 @@ from specserve.types import Health
 log = logging.getLogger(__name__)
 
 _DRAIN_LOOK_S = 0.25
-_NODES_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,6 @@ class Pipeline:
             self._served = True
             self._ready.set()
             await self._supervisor.watch()
-        except asyncio.CancelledError:
-            raise
         except ConfigError as error:
             self._fail(error.message)
         except Exception as error:
@@ -78,19 +74,15 @@ class Pipeline:
             self._fail(f"{type(error).__name__}: {error}")
 
     async def _planned(self) -> Placement:
-        """The placement on the nodes there are, or, while that is allowed, on those that will have joined."""
-        deadline_s = time.monotonic() + self._config.cluster.wait_for_nodes_s
-        while True:
-            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            try:
-                if self._keepers is not None:
-                    return plan_shared(self._config, nodes)[0]
-                return plan(self._config, with_draft=has_draft_worker(self._config), nodes=nodes)
-            except ConfigError as error:
-                if time.monotonic() >= deadline_s:
-                    raise
-                self._waiting = f"waiting for nodes to join: {error.message}"
-            await asyncio.sleep(_NODES_POLL_S)
+        return await planned(self._plan, self._config.cluster.wait_for_nodes_s, self._wait_for)
+
+    def _plan(self, nodes: Sequence[Mapping[str, float]]) -> Placement:
+        if self._keepers is not None:
+            return plan_shared(self._config, nodes)[0]
+        return plan(self._config, with_draft=has_draft_worker(self._config), nodes=nodes)
+
+    def _wait_for(self, what: str) -> None:
+        self._waiting = what
 
     def _fail(self, text: str) -> None:
         self._failure = text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -17,6 +18,26 @@ from specserve.cluster.worker_ranks import WorkerRanks
 from specserve.config import Config
 from specserve.errors import ConfigError
 from specserve.models.threads import cpu_worker_environment
+
+_NODES_POLL_S = 1.0
+
+
+async def planned(
+    make: Callable[[Sequence[Mapping[str, float]]], Placement], wait_s: float, tell: Callable[[str], None]
+) -> Placement:
+    """What `make` plans on the nodes there are, or, for wait_s seconds, on those that will have joined.
+
+    tell gets what is waited for. Raises ConfigError as `make` does when the time is over.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return make([node["Resources"] for node in ray.nodes() if node["Alive"]])
+        except ConfigError as error:
+            if time.monotonic() >= deadline_s:
+                raise
+            tell(f"waiting for nodes to join: {error.message}")
+        await asyncio.sleep(_NODES_POLL_S)
 
 
 async def place(placement: Placement, timeout_s: float) -> PlacementGroup:

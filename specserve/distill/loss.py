@@ -45,9 +45,9 @@ class _CrossEntropies(torch.autograd.Function):
         slopes = [torch.empty_like(states) for states in places]
         for begin in range(0, len(target), _ROWS_AT_ONCE):
             rows = slice(begin, begin + _ROWS_AT_ONCE)
-            goal, weight = _goal(_logits(target[rows], head), greedy_share), weights[rows]
+            goal, weight = _goal(logits_of(target[rows], head), greedy_share), weights[rows]
             for place, states in enumerate(places):
-                logits = _logits(states[rows], head)
+                logits = logits_of(states[rows], head)
                 scale = torch.logsumexp(logits, -1)
                 sums[place] += ((scale - torch.linalg.vecdot(goal, logits)) * weight).sum()
                 slope = logits.sub_(scale[:, None]).exp_().sub_(goal).mul_(weight[:, None])
@@ -61,7 +61,8 @@ class _CrossEntropies(torch.autograd.Function):
         return (None, None, None, None, *(slope * gradients[place] for place, slope in enumerate(slopes)))
 
 
-def _logits(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+def logits_of(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """float32 [..., m] of states [..., width] and a head [m, width], in the head's precision."""
     return (states.to(head.dtype) @ head.t()).float()
 
 

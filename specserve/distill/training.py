@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specserve.distill import Progress, checkpoints, corpus
 from specserve.distill.corpus import Example
-from specserve.distill.loss import cross_entropies
+from specserve.distill.loss import cross_entropies, logits_of
 from specserve.distill.measures import Acceptance
 from specserve.distill.students import Student
 from specserve.errors import ConfigError
@@ -138,7 +138,7 @@ class Head:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [..., m] of hidden [..., width]."""
-        return (hidden.to(self.weight.dtype) @ self.weight.t()).float()
+        return logits_of(hidden, self.weight)
 
 
 def loss_of(student: Student, head: Head, batch: Batch, schedule: Schedule) -> torch.Tensor:

@@ -47,11 +47,15 @@ _NO_MEMORY = 2
 @lru_cache(maxsize=64)
 def kernel(name: str, dtype: torch.dtype) -> Kernel | None:
     """The function of this name for rows of this dtype."""
-    library, symbol = native.library(), f"specserve_{name}_{_SUFFIXES.get(dtype)}"
+    return _function(f"specserve_{name}_{_SUFFIXES.get(dtype)}", _ARGUMENTS[name])
+
+
+def _function(symbol: str, arguments: tuple[Any, ...]) -> Kernel | None:
+    library = native.library()
     if library is None or not hasattr(library, symbol):
         return None
     found: Any = library[symbol]
-    found.argtypes = _ARGUMENTS[name]
+    found.argtypes = arguments
     return found  # type: ignore[no-any-return]
 
 
@@ -136,13 +140,7 @@ def argmax(rows: torch.Tensor) -> torch.Tensor | None:
 
 @lru_cache(maxsize=1)
 def _philox() -> Kernel | None:
-    library = native.library()
-    if library is None:
-        return None
-    found: Any = library.specserve_philox
-    found.argtypes = (_POINTER, _COUNT, _POINTER)
-    found.restype = None
-    return found  # type: ignore[no-any-return]
+    return _function("specserve_philox", (_POINTER, _COUNT, _POINTER))
 
 
 def philox(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64] | None:

@@ -41,33 +41,38 @@ def judge_exact(
     target: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor, choose: torch.Tensor
 ) -> Verdict | None:
     """`exact`. Raises ProtocolError for ids outside of the vocabulary."""
-    run = _kernel("exact", target)
-    if run is None:
-        return None
-    target, choose = packed(target, target.dtype), packed(choose, torch.float64)
-    return _judged(run, target, (target.data_ptr(),), tokens, lengths, (choose.data_ptr(),))
+    return _judge_rows("exact", target, tokens, lengths, choose, torch.float64)
 
 
 def judge_coupled(
     target: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor, keys: torch.Tensor
 ) -> Verdict | None:
     """`coupled`. Raises ProtocolError for ids outside of the vocabulary."""
-    run = _kernel("coupled", target)
-    if run is None:
-        return None
-    target, keys = packed(target, target.dtype), packed(keys, torch.int32)
-    return _judged(run, target, (target.data_ptr(),), tokens, lengths, (keys.data_ptr(),))
+    return _judge_rows("coupled", target, tokens, lengths, keys, torch.int32)
 
 
 def judge_typical(
     target: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor, choose: torch.Tensor, floor: float, share: float
 ) -> Verdict | None:
     """`typical`. Raises ProtocolError for ids outside of the vocabulary."""
-    run = _kernel("typical", target)
+    return _judge_rows("typical", target, tokens, lengths, choose, torch.float64, floor, share)
+
+
+def _judge_rows(
+    rule: str,
+    target: torch.Tensor,
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    noise: torch.Tensor,
+    noise_dtype: torch.dtype,
+    *limits: float,
+) -> Verdict | None:
+    """A rule that reads the target's rows and no draft's; limits are numbers of its own."""
+    run = _kernel(rule, target)
     if run is None:
         return None
-    target, choose = packed(target, target.dtype), packed(choose, torch.float64)
-    return _judged(run, target, (target.data_ptr(),), tokens, lengths, (choose.data_ptr(), floor, share))
+    target, noise = packed(target, target.dtype), packed(noise, noise_dtype)
+    return _judged(run, target, (target.data_ptr(),), tokens, lengths, (noise.data_ptr(), *limits))
 
 
 def _kernel(rule: str, target: torch.Tensor) -> Kernel | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.cluster import pipeline
+from specserve.cluster import placing
 from specserve.cluster.pipeline import Pipeline
 
 HEAD = {"Alive": True, "Resources": {"CPU": 4.0}}
@@ -18,8 +18,8 @@ DRAFT_NODE = {"Alive": True, "Resources": {"CPU": 4.0, "draft_node": 1000.0}}
 def nodes(monkeypatch) -> list[dict[str, Any]]:
     """What Ray says of its nodes; tests let them join and die."""
     found = [HEAD]
-    monkeypatch.setattr(pipeline.ray, "nodes", lambda: found)
-    monkeypatch.setattr(pipeline, "_NODES_POLL_S", 0.01)
+    monkeypatch.setattr(placing.ray, "nodes", lambda: found)
+    monkeypatch.setattr(placing, "_NODES_POLL_S", 0.01)
     return found
 
 

@@ -159,6 +159,16 @@ def nodes(answers: list[Message]) -> list[object]:
     ]
 
 
+def apart(messages: list[Message]) -> list[list[object]]:
+    """What workers of their own answer to one message each, with the seeds of `open_rows`."""
+    alone = []
+    for seed, message in zip((3, 4), messages, strict=True):
+        worker = made()[1]
+        open_rows(worker, seeds=(seed,))
+        alone.append(nodes(list(worker.handle(message))))
+    return alone
+
+
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 8))
 def test_shares_are_equal_and_apart(blocks: int, slots: int, count: int) -> None:
@@ -202,27 +212,17 @@ def test_a_plan_ahead_may_name_nothing_of_others(column: str) -> None:
 def test_each_tenant_gets_what_a_worker_of_its_own_gives(shared: Shared) -> None:
     """The same row numbers, blocks and slots on both sides: drafts and dists are those of two separate workers."""
     messages = [a_plan([1, 2, 3]), a_plan([4, 5])]
-    alone = []
-    for seed, message in zip((3, 4), messages, strict=True):
-        worker = made()[1]
-        open_rows(worker, seeds=(seed,))
-        alone.append(nodes(list(worker.handle(message))))
     open_rows(*shared.tenants)
-    assert [nodes(each) for each in together(shared, *messages)] == alone
+    assert [nodes(each) for each in together(shared, *messages)] == apart(messages)
     assert shared.gate.sizes == [1, 2]
 
 
 def test_plans_ahead_of_both_grow_in_the_same_forwards(shared: Shared) -> None:
     """Branches of different depth: each coordinator gets its own pushes, numbered and ended as by its own worker."""
     messages = [an_ahead_plan([1, 2], 4), an_ahead_plan([3, 4], 2)]
-    alone = []
-    for seed, message in zip((3, 4), messages, strict=True):
-        worker = made()[1]
-        open_rows(worker, seeds=(seed,))
-        alone.append(nodes(list(worker.handle(message))))
     open_rows(*shared.tenants)
     found = [nodes(each) for each in together(shared, *messages)]
-    assert found == alone
+    assert found == apart(messages)
     assert [len(each) for each in found] == [5, 3]
     assert shared.gate.sizes == [1, 2]
 

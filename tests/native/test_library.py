@@ -35,12 +35,15 @@ def test_what_was_compiled_is_found_again(fresh):
 @pytest.mark.skipif(shutil.which("gcc") is None, reason=NO_COMPILER)
 def test_kernels_compute(fresh):
     """A call through to the code, with lengths around the width of a vector."""
-    largest = native.library().specserve_largest
-    largest.restype, largest.argtypes = ctypes.c_float, [ctypes.c_void_p, ctypes.c_int64]
+    argmax = native.library().specserve_argmax_f32
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    argmax.argtypes = [pointer, number, number, number, pointer, ctypes.c_int]
     for n in (1, 15, 16, 17, 1000):
         row = (ctypes.c_float * n)(*[float(i % 7) - 3 for i in range(n)])
         row[n - 1] = 9.0
-        assert largest(row, n) == 9.0
+        place = (number * 1)(-1)
+        argmax(row, n, 1, n, place, 1)
+        assert place[0] == n - 1
 
 
 def test_a_compiler_that_is_not_there_is_no_error(fresh, monkeypatch):
