@@ -2,8 +2,8 @@
 token id where it is per token.
 
 Nothing is consumed, so batching, chunking, depth, restarts and the order of calls cannot change a draw. The generator
-is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written with int64 tensor
-operations so that its integers are the same bits on every device.
+is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), computed on the host in whole
+numbers, in numpy or in C. What is per token id is mixed from it by integer operations where the logits are.
 
 The counter is (position, place, purpose, branch) and the key (seed low, seed high), in 32-bit words. The branch numbers
 the answers of one request (n > 1) from 0; distinct branches have independent noise.
