@@ -135,6 +135,8 @@ class ToyDraft:
     def __init__(self, block_tokens: int = 4, miss: int = 3) -> None:
         self.pages = Pages(block_tokens)
         self.opened: dict[int, int] = {}
+        self.made: dict[int, int] = {}  # the last plan that drafted into a slot
+        self.unfed = 0  # chains that were not fed, though the coordinator thinks so
         self.miss = miss
 
     def handle(self, message: Message) -> list[Message]:
@@ -161,6 +163,7 @@ class ToyDraft:
         own = split(plan.own_blocks, plan.own_lengths)
         size = self.pages.block_tokens
         trunk_of = np.repeat(np.arange(len(plan.rows)), plan.branch_counts).tolist()
+        slots = iter(plan.slots.tolist())
         events: list[list[tuple[int, int, int]]] = [
             [] for _ in range(1 + int((plan.firsts + plan.depths).max(initial=0)))
         ]
@@ -168,6 +171,13 @@ class ToyDraft:
             if self.opened.get(row) != int(plan.epochs[index]):
                 return [Failed(plan.plan, np.array([row], dtype=np.int64), "unknown row")]
             start, offset = int(plan.starts[index]), int(plan.starts[index] - plan.text_starts[index])
+            slot = int(plan.next_slots[index])
+            if slot >= 0 and self.made.get(slot) == int(plan.next_plans[index]):
+                whole = int(plan.text_starts[index]) + len(texts[index])
+                known = self.pages.read(tables[index], whole)[int(plan.text_starts[index]) :]
+                if known == texts[index]:
+                    continue
+                self.unfed += 1
             for place, token in enumerate(texts[index][offset:]):
                 self.pages.write(tables[index], start + place, token)
         for branch, trunk in enumerate(trunk_of):
@@ -189,6 +199,7 @@ class ToyDraft:
             for place in range(int(plan.depths[branch])):
                 self.pages.write(mine, end + place, token)
                 token = self._guess(self.pages.read(mine, end + place + 1))
+                self.made[next(slots)] = plan.plan
                 events[first + place].append((branch, place, token))
         events = [each for each in events if each] or [[]]
         return [

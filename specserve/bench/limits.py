@@ -4,7 +4,7 @@ B rows decode at once; each row and round yields E tokens. A round takes
 
 plain    v₁(B)                                  the target's step of one position per row
 serial   K · d(B) + v(B, positions)             K draft steps, then a verification (Leviathan et al., 2023)
-ahead    max(v(B, positions), d(B))
+ahead    max(v(B, positions), s · d(B))         where the draft does s steps in a round
 
 with drafts that are pushed while the target works, so that no round waits for one and a miss is a plain step (the
 asynchronous scheme of Kumar et al., "Speculative speculative decoding", 2026, with a plain step for its fallback).
@@ -20,13 +20,14 @@ from specserve.models._device_profile import DeviceProfile
 @dataclass(frozen=True, slots=True)
 class Load:
     """What was measured: how many rows decode, and per row and round: tokens that came out of it, the chance that it
-    had a draft, and drafted tokens offered, rounds without a draft included.
+    had a draft, and drafted tokens offered, rounds without a draft included. draft_steps are the draft's in a round.
     """
 
     rows: int
     tokens: float
     drafted_share: float
     drafted_tokens: float
+    draft_steps: float = 1.0
 
 
 def tokens_per_s(profile: DeviceProfile, mode: str, depth: int, load: Load) -> float:
@@ -39,7 +40,7 @@ def _round_s(profile: DeviceProfile, mode: str, depth: int, load: Load) -> float
     if mode == "plain":
         return profile.target.step_s(load.rows, load.rows)
     verify_s = _verify_s(profile, load)
-    return depth * draft_s + verify_s if mode == "serial" else max(verify_s, draft_s)
+    return depth * draft_s + verify_s if mode == "serial" else max(verify_s, load.draft_steps * draft_s)
 
 
 def _verify_s(profile: DeviceProfile, load: Load) -> float:

@@ -146,7 +146,8 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
     coordinator and the workers exchange.
     """
     steps = counted.steps
-    load = Load(ask.rows, counted.tokens / steps, counted.drafts / steps, counted.drafted / steps)
+    draft_steps = counted.draft_steps / counted.target_steps if counted.target_steps else 1.0
+    load = Load(ask.rows, counted.tokens / steps, counted.drafts / steps, counted.drafted / steps, draft_steps)
     measured = counted.tokens / counted.wall_s
     limit = tokens_per_s(profile, mode, ask.depth, load)
     foreseen = counted.hits + counted.misses

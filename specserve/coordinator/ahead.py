@@ -7,6 +7,10 @@ comes, the branch whose path it took is the next chain as it stands, with its bl
 once; a miss, or a draft that is late, costs a plain step and never a wait. (Outcome enumeration: SSD, Kumar et al.
 2026; continuing only the whole chain: PEARL, Liu et al. 2024.)
 
+A verdict does not end the draft's work: the worker goes on with its plan until the next one is there. What comes after
+the verdict is too late to be offered, but the token behind the chain, and what else was likely in its place, are the
+guesses of what follows the whole chain. So the next plan need not feed that chain's end first, and drafts one more.
+
 A guess is only ever compared with what was committed. What is offered are tokens that were picked after it, by the
 request's own rule, from a dist that did not depend on them, and that no verdict has looked at.
 """
@@ -14,6 +18,7 @@ request's own rule, from a dist that did not depend on them, and that no verdict
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +44,20 @@ _GIVE_UP_AFTER = 10
 """Times the longest wait for a draft, before a worker that does not answer counts as lost."""
 
 
+class _TimeLeft(NamedTuple):
+    """Seconds for a plan's steps: to be pushed before the verdict, and to be done before another plan could begin."""
+
+    until_verdict_s: float
+    until_next_plan_s: float
+
+
+class _Steps(NamedTuple):
+    """Forwards of a plan: those whose tokens can be offered, and all of them."""
+
+    in_time: int
+    in_all: int
+
+
 class AheadDrafts(WorkerSource):
     """Drafts made beside the verifier: one plan in flight, its branches kept until the round that it foresaw is over.
 
@@ -51,8 +70,14 @@ class AheadDrafts(WorkerSource):
         self._odds = OutcomeOdds(link.config.fan_out)
         self._step_cost = Curve()  # of the draft, by rows
         self._round_s = Mean()  # from sending a round to its verdict
-        self._lag_s = Mean()  # what a plan takes beyond its steps
+        self._lag_s = Mean()  # what a plan takes beyond its steps, where the worker waits for it
+        self._turn_s = Mean()  # from a verdict to the next round, where it follows at once
         self._plan: AheadPlan | None = None
+        self._ending: AheadPlan | None = None  # the plan before, which the worker is not done with
+        self._gap_s = Mean()  # between two plans, where the second one waits for the worker
+        self._heard_s = 0.0  # when the worker pushed last
+        self._late_s = 0.0  # what it computed of the plan before while this one waited
+        self._settled_s: float | None = None
         self._due: list[CheckedRow] = []  # the round in flight, until a plan for it was sent
         self._round_began_s = 0.0
         self._number = 0
@@ -80,8 +105,8 @@ class AheadDrafts(WorkerSource):
     @property
     def overdue_s(self) -> float | None:
         """The end of an answer that takes this long was lost, or the worker hangs."""
-        plan = self._plan
-        return None if plan is None or plan.over else plan.sent_s + _GIVE_UP_AFTER * self.link.config.draft_wait_s
+        sent = [plan.sent_s for plan in (self._ending, self._plan) if plan is not None and not plan.over]
+        return min(sent) + _GIVE_UP_AFTER * self.link.config.draft_wait_s if sent else None
 
     def begin(self, rows: list[TargetRow]) -> bool:
         """Offer what is drafted now."""
@@ -92,9 +117,11 @@ class AheadDrafts(WorkerSource):
     # ---- planning
 
     def ahead(self, rows: list[CheckedRow], now_s: float) -> None:
-        """Draft for the outcomes of this round, now or as soon as the worker is done with the plan before."""
+        """Draft for the outcomes of this round, now or as soon as the worker has begun what it was told before."""
+        if self._settled_s is not None and now_s - self._settled_s < (self._round_s.value or 0.0):
+            self._turn_s.observe(now_s - self._settled_s)
         self._settle()  # also a round that never got a verdict
-        self.tidy()
+        self._let_go()
         self._due, self._round_began_s = rows, now_s
         self._launch(now_s)
 
@@ -107,14 +134,16 @@ class AheadDrafts(WorkerSource):
         if not trunks:
             return
         self._number += 1
-        left_s = self._time_left(now_s)
+        time_left = self._time_left(now_s)
         due = [trunk for trunk in trunks if trunk.due]
         room = max(0, self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks))
-        count = min(self._count(due, left_s), room // max(1, len(due)))
-        (steps,) = self._steps([len(due) * (1 + count)], left_s)
-        bounds = Bounds(steps, self.link.context)
-        wanted = [self.link.policy.ahead(trunk.state) for trunk in trunks]
+        count = min(self._count(due, time_left), room // max(1, len(due)))
+        (steps,) = self._steps([len(due) * (1 + count)], time_left)
+        bounds = Bounds(steps.in_all, self.link.context)
+        # One token more than is offered: it tells what may follow the whole chain.
+        wanted = [depth + 1 if (depth := self.link.policy.ahead(trunk.state)) else 0 for trunk in trunks]
         branches = allot(trunks, wanted, self._odds, count, bounds, self.link.slots, self.link.blocks)
+        self._late_s = 0.0
         plan = self._plan = AheadPlan(self._number, trunks, branches, now_s, self.link.slots, self.link.blocks)
         self._note_slot_waits(plan)
         self.link.open(trunks)
@@ -151,23 +180,38 @@ class AheadDrafts(WorkerSource):
         if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):
             return None
         due = due and start + feed == end
-        return Trunk(state, row.epoch, min(text, start + feed), start, feed, chain if due else NOTHING, due)
+        known = due and chain.next_slot is not None and state.draft_cached >= end - 1
+        base = min(text, start + feed)
+        return Trunk(state, row.epoch, base, start, feed, chain if due else NOTHING, due, known=known)
 
-    def _time_left(self, now_s: float) -> float | None:
-        """Seconds until the verdict is expected; None when nothing is known yet."""
+    def _time_left(self, now_s: float) -> _TimeLeft | None:
+        """What the worker has for the plan; None when nothing is known yet."""
         if self._round_s.value is None:
             return None
-        return self._round_began_s + self._round_s.value - now_s - (self._lag_s.value or 0.0)
+        lag_s = self._lag_s.value or 0.0
+        verdict_s = self._round_began_s + self._round_s.value
+        next_s = verdict_s + (self._turn_s.value or 0.0) + lag_s
+        begins_s = now_s + lag_s
+        if self._ending is not None:
+            begins_s = max(begins_s, self._heard_s + self._rest_s() + (self._gap_s.value or 0.0))
+        return _TimeLeft(verdict_s - begins_s, next_s - begins_s)
 
-    def _steps(self, rows: Sequence[int], left_s: float | None) -> list[int]:
-        """Forwards of so many rows that fit into the verification; at least two, which make one token everywhere."""
-        deepest = self.link.policy.depth + 1
+    def _rest_s(self) -> float:
+        """What the worker needs for the steps of the plan before that it did not push yet."""
+        plan = self._ending
+        if plan is None:
+            return 0.0
+        return sum(self._step_cost.at(max(1, plan.rows(step))) or 0.0 for step in range(plan.pushed, plan.steps))
+
+    def _steps(self, rows: Sequence[int], left: _TimeLeft | None) -> list[_Steps]:
+        """Forwards of so many rows that there is time for."""
+        deepest = self.link.policy.depth + 2
         costs = self._step_cost.seconds(np.maximum(np.array(rows, dtype=np.float64), 1.0))
-        if left_s is None or costs is None:
-            return [deepest] * len(rows)
-        return [max(2, min(deepest, int(left_s / cost))) for cost in costs.tolist()]
+        if left is None or costs is None:
+            return [_Steps(deepest, deepest)] * len(rows)
+        return [_fitting(left, cost, deepest) for cost in costs.tolist()]
 
-    def _count(self, due: Sequence[Trunk], left_s: float | None) -> int:
+    def _count(self, due: Sequence[Trunk], left: _TimeLeft | None) -> int:
         """Outcomes per request: as configured, or what is expected to pay most at measured costs."""
         if not due:
             return 0
@@ -175,10 +219,12 @@ class AheadDrafts(WorkerSource):
         if self._outcomes != "auto":
             return min(self._outcomes, len(outcomes))
         best, best_gain, hit = 1, 0.0, 0.0
-        steps = self._steps([len(due) * (2 + others) for others in range(len(outcomes))], left_s)
+        steps = self._steps([len(due) * (2 + others) for others in range(len(outcomes))], left)
+        unknown = not all(trunk.known for trunk in due)
         for count, outcome in enumerate(outcomes, 1):
             hit += outcome.probability
-            gain = hit * (1 + self._odds.expected_kept(steps[count - 1] - 1))
+            depth = min(steps[count - 1].in_time - unknown, self.link.policy.depth)
+            gain = hit * (1 + self._odds.expected_kept(depth))
             if gain > best_gain * 1.001:
                 best, best_gain = count, gain
         return best
@@ -189,24 +235,44 @@ class AheadDrafts(WorkerSource):
         """Take pushed nodes in. What answers an earlier plan, or the same twice, is dropped and counted."""
         if not isinstance(message, PushAhead):
             raise ProtocolError(f"the draft worker sent {type(message).__name__}")
-        plan = self._plan
         if message.plan > self._number:
             raise ProtocolError(f"push for plan {message.plan}, which was never sent")
-        if plan is None or plan.over or message.plan != plan.number:
-            self.link.metrics.dropped("stale_push", len(message.tokens))
-            return
-        if not plan.take(message, self.link.vocab_size):
+        plan = self._under_way(message.plan)
+        if plan is None or not plan.take(message, self.link.vocab_size):
             self.link.metrics.dropped("stale_push", len(message.tokens))
             return
         self.link.busy_s += message.busy_s
         if message.step == 0:
+            self._learn_delays(plan, now_s - message.busy_s)
             self._fed(plan)
         else:
             self._step_cost.observe(max(1, plan.rows(message.step)), message.busy_s)
-        if message.last:
-            self.link.activity.returned("draft", {"draft": plan.busy_s})
-            self._lag_s.observe(max(0.0, now_s - plan.sent_s - plan.busy_s))
-            self._over(plan, now_s)
+        self._heard_s = now_s
+        if plan is self._plan:
+            self._ending = None  # it does what it is told in order, also where the end of that was lost
+        if plan is self._ending:
+            self._late_s += message.busy_s
+        elif message.last:
+            self.link.activity.returned("draft", {"draft": plan.busy_s + self._late_s})
+        plan.over |= message.last
+        if plan is self._ending and plan.over:
+            self._ending = None
+        self._let_go()
+        self._launch(now_s)
+
+    def _under_way(self, number: int) -> AheadPlan | None:
+        """The plan of this number, unless the worker is done with it."""
+        for plan in (self._plan, self._ending):
+            if plan is not None and plan.number == number and not plan.over:
+                return plan
+        return None
+
+    def _learn_delays(self, plan: AheadPlan, begun_s: float) -> None:
+        """A first push came, of a step that began at this time if pushes took no time."""
+        if plan.sent_s < self._heard_s:  # it had to wait for the one before
+            self._gap_s.observe(max(0.0, begun_s - self._heard_s))
+        else:
+            self._lag_s.observe(max(0.0, begun_s - plan.sent_s))
 
     def _fed(self, plan: AheadPlan) -> None:
         """The trunks are cached; for a request that has moved on meanwhile, only what is committed counts."""
@@ -215,30 +281,29 @@ class AheadDrafts(WorkerSource):
             if not trunk.gone and state.epoch == trunk.epoch and (not trunk.due or len(state.tokens) == trunk.base):
                 state.draft_cached = trunk.start + trunk.feed
 
-    def _over(self, plan: AheadPlan, now_s: float) -> None:
-        """The worker writes nothing of this plan any more."""
-        plan.over = True
-        if plan.settled:
-            self._drop(plan)
-            self._launch(now_s)
-
     def _drop(self, plan: AheadPlan) -> None:
         plan.release()
         self._plan = None
 
     def failed(self, failure: Failed) -> None:
         """The plan raised: its requests go on without drafts and are fed afresh."""
-        plan = self._plan
-        if plan is None or plan.over or failure.batch != plan.number:
+        plan = self._under_way(failure.batch)
+        if plan is None:
             return
-        self.link.activity.returned("draft", {})
         states = [each.state for each in plan.trunks if _runs(each.state, each.epoch)]
         for state in states:
             self.link.put_chain(state, NOTHING)
+            if self._plan is not None:
+                self._plan.leave(state)  # what it drafts goes on from what nobody knows
         self.link.distrust(states)
         self.link.metrics.dropped("failed_plan", len(plan.trunks))
-        plan.over = plan.settled = True
-        self._drop(plan)
+        plan.over = True
+        if plan is self._ending:
+            self._ending = None
+        else:
+            self.link.activity.returned("draft", {})
+            plan.settled = True
+        self._let_go()
 
     # ---- what the engine tells
 
@@ -249,8 +314,8 @@ class AheadDrafts(WorkerSource):
         for commit in commits:
             state, kept = commit.state, len(commit.tokens) - 1
             before = len(state.tokens) - len(commit.tokens)
-            slots += state.chain.slots
-            self._checked.append((len(state.chain.tokens), kept))
+            slots += state.chain.held
+            self._checked.append((commit.offered, kept))
             state.chain = NOTHING
             state.draft_cached = min(state.draft_cached, before + kept)
             trunk = None if self._plan is None else self._plan.trunk_of(state, before)
@@ -276,6 +341,7 @@ class AheadDrafts(WorkerSource):
 
     def settled(self, now_s: float) -> None:
         """The round is over: branches that did not come true are dead, and released when there is time."""
+        self._settled_s = now_s
         self._round_s.observe(now_s - self._round_began_s)
         self._settle()
 
@@ -285,10 +351,25 @@ class AheadDrafts(WorkerSource):
             self._plan.settled = True
 
     def tidy(self) -> None:
-        """Learn from the last round, and release what is left of its plan once the worker is done with it."""
+        """Learn from the last round, and release what is left of its plan."""
         self._learn()
-        if self._plan is not None and self._plan.settled and self._plan.over:
-            self._drop(self._plan)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Release what is left of a plan whose round is over, also where the worker still writes to it.
+
+        It does what it is told in order, so whoever is given a slot or a block next writes later. But what a plan feeds
+        must be known before the next one can be made.
+        """
+        plan = self._plan
+        if plan is None or not plan.settled:
+            return
+        if not plan.over:
+            if self._ending is not None or not plan.pushed:
+                return
+            self._ending = plan
+            self.link.activity.returned("draft", {"draft": plan.busy_s + self._late_s})
+        self._drop(plan)
 
     def _learn(self) -> None:
         if self._checked:
@@ -309,11 +390,18 @@ class AheadDrafts(WorkerSource):
 
     def lose(self, states: Sequence[RequestState]) -> None:
         """The worker is gone: everything that was leased to it, and every cache it held, is void."""
-        plan, self._plan = self._plan, None
+        plan, self._plan, self._ending = self._plan, None, None
         self._due = []
         if plan is not None:
             plan.release()
         self.link.close(states)
+
+
+def _fitting(left: _TimeLeft, cost_s: float, deepest: int) -> _Steps:
+    """At least two in time, which make one token everywhere, and one more where it delays nothing."""
+    in_time = max(2, min(deepest, int(left.until_verdict_s / cost_s)))
+    one_more = in_time < deepest and (in_time + 1) * cost_s <= left.until_next_plan_s
+    return _Steps(in_time, in_time + one_more)
 
 
 def _current(row: CheckedRow) -> bool:

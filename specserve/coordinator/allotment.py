@@ -35,19 +35,19 @@ def allot(
     slots: SlotPool,
     blocks: BlockPool,
 ) -> Branches:
-    """At most `count` branches for each due trunk, none deeper than its request's `wanted` depth."""
+    """At most `count` branches for each due trunk, none deeper than `wanted` of its request."""
     rows = [
-        (index, len(each.chain.tokens), each.base, each.start, each.state.tokens_left, most)
+        (index, len(each.chain.tokens), each.base, each.start, each.state.tokens_left, most, not each.known)
         for index, (each, most) in enumerate(zip(trunks, wanted, strict=True))
         if each.due
     ]
-    owners, lengths, bases, starts, left, most = np.array(rows, dtype=np.int64).reshape(-1, 6).T
+    owners, lengths, bases, starts, left, most, unknown = np.array(rows, dtype=np.int64).reshape(-1, 7).T
     table = np.empty((6, count, len(rows)), dtype=np.int64)  # the columns of `Branches`, and where guesses stand
     table[0] = owners
     kept, ranks, firsts, depths, ends = table[1:]
     _fill_outcomes(kept, ranks, odds, lengths)
     np.add(bases, kept, out=ends)
-    firsts[:] = (kept == lengths) | (starts < ends)
+    firsts[:] = np.where(kept == lengths, unknown, starts < ends)
     depths[:] = np.minimum(np.minimum(bounds.steps - firsts, most), np.minimum(left - kept, bounds.context - ends) - 2)
     return _within(table[:, (kept >= 0) & (depths > 0)], slots.free_count, blocks)
 

@@ -28,7 +28,8 @@ class Trunk:
     """One request's share of a plan: committed tokens and checked chain, fed from `start` on.
 
     base counts the committed tokens that take part. due: the feed reaches the end of the chain, so that branches may
-    leave it. text_start is where the worker's knowledge of the text ends.
+    leave it. text_start is where the worker's knowledge of the text ends. known: the chain's next_slot tells what is
+    likely behind all of it, so that nothing needs to be fed first, unless the worker says otherwise.
     """
 
     state: RequestState
@@ -40,6 +41,7 @@ class Trunk:
     due: bool
     text_start: int = 0
     gone: bool = False
+    known: bool = False
 
     def tokens(self) -> list[int]:
         """The text that is sent, chain included."""
@@ -96,6 +98,7 @@ class AheadPlan:
         self._longest = branches.depths.astype(np.uint64)
         self._kept: list[int] = branches.kept.tolist()
         self._ranks: list[int] = branches.ranks.tolist()
+        self._depths: list[int] = branches.depths.tolist()
         self._leased_slots = slots.lease(int(branches.depths.sum()))
         self._leased_blocks = blocks.lease(int(branches.own.sum()))
         self._slots_left = np.ones(len(self._leased_slots), dtype=np.bool_)  # not taken over by a request
@@ -132,6 +135,8 @@ class AheadPlan:
             starts=ints([trunk.start for trunk in trunks]),
             chain_lengths=ints([len(trunk.chain.tokens) for trunk in trunks]),
             chain_slots=flat([trunk.chain.slots for trunk in trunks]),
+            next_slots=ints([_next_slot(trunk) for trunk in trunks]),
+            next_plans=np.array([trunk.chain.plan for trunk in trunks], dtype=np.int64),
             table_lengths=lengths,
             tables=flat_tables,
             branch_counts=self._branch_counts.astype(np.int32),
@@ -155,6 +160,16 @@ class AheadPlan:
         return copies
 
     # ---- what comes
+
+    @property
+    def steps(self) -> int:
+        """Forwards of the worker."""
+        return max(1, int((self.branches.firsts + self.branches.depths).max(initial=0)))
+
+    @property
+    def pushed(self) -> int:
+        """How many of its first steps the worker has pushed; it pushes in order."""
+        return 1 + max(self._seen, default=-1)
 
     def rows(self, step: int) -> int:
         """Rows of the worker's forward in this step."""
@@ -249,7 +264,13 @@ class AheadPlan:
             state, end = trunk.state, trunk.base + self._kept[branch]
             self._slots_left[at : at + length] = False
             slots = self._leased_slots[at : at + length].tolist()
-            state.chain = Chain(tokens[1 : length + 1], slots, length - 1, dists, place * width)
+            behind: int | None = None
+            if length < self._depths[branch]:  # it is on its way
+                behind = int(self._leased_slots[at + length])
+                self._slots_left[at + length] = False
+            row = place * width
+            drafted = tokens[1 : length + 1]
+            state.chain = Chain(drafted, slots, length - 1, dists, row, next_slot=behind, plan=self.number)
             state.draft_cached = end + length  # with the guess, and without the last drafted token
             tails += self._adopt_table(state, end // self._blocks.block_tokens, *own)
         self._blocks.free(tails)
@@ -287,6 +308,10 @@ class AheadPlan:
         """Give back all that no request took over."""
         self._slots.give_back(self._leased_slots[self._slots_left])
         self._blocks.give_back(self._leased_blocks[self._blocks_left])
+
+
+def _next_slot(trunk: Trunk) -> int:
+    return trunk.chain.next_slot if trunk.known and trunk.chain.next_slot is not None else _NONE
 
 
 def _rows_by_step(branches: Branches, trunks: int) -> list[int]:

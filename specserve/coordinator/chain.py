@@ -18,6 +18,9 @@ class Chain:
 
     slots are parallel to tokens, or empty: model-free speculators have none. Where the tokens were drawn, their dists
     are the rows of `dists` from `row` on.
+
+    next_slot belongs to one more token, which the draft worker drafts behind these in its plan number `plan`, though
+    too late to be offered: what is likely there is a guess of what follows the whole chain.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -25,9 +28,16 @@ class Chain:
     fed: int = 0
     dists: Dists | None = None
     row: int = 0
+    next_slot: int | None = field(default=None, kw_only=True)
+    plan: int = field(default=0, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def held(self) -> list[int]:
+        """All slots that it has a reference to."""
+        return self.slots if self.next_slot is None else [*self.slots, self.next_slot]
 
     @property
     def depth(self) -> int:
@@ -57,7 +67,9 @@ class Chain:
         """The first `count` tokens of it."""
         if count >= len(self.tokens):
             return self
-        return Chain(self.tokens[:count], self.slots[:count], min(self.fed, count), self.dists, self.row)
+        behind = self.slots[count] if self.slots else None
+        cut = self.tokens[:count], self.slots[:count], min(self.fed, count)
+        return Chain(*cut, self.dists, self.row, next_slot=behind, plan=self.plan)
 
     def fed_along(self, tokens: Sequence[int]) -> int:
         """How many of these committed tokens, from the first on without a gap, were drafted here and fed."""

@@ -81,7 +81,7 @@ class OwnDrafts:
         guess = self._opened(state, source).guess(state.row, row.depth + 1)
         if not guess and state.request.source is None:
             return False
-        self._slots.free(state.chain.slots)
+        self._slots.free(state.chain.held)
         state.chain = Chain(guess[: row.depth]) if guess else NOTHING
         row.depth = min(row.depth, len(guess))
         state.guessed_by = source

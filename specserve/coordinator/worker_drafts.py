@@ -124,7 +124,7 @@ class WorkerLink:
     def put_chain(self, state: RequestState, chain: Chain) -> None:
         """Replace what is drafted for the request; the new chain's slots come with a reference each."""
         if state.chain.slots:
-            self.slots.free(state.chain.slots)
+            self.slots.free(state.chain.held)
         state.chain = chain
 
     def release(self, state: RequestState) -> None:

@@ -99,9 +99,10 @@ class Job:
 class Trunk:
     """One request of a plan ahead: its committed tokens and the chain that the target is checking, to be fed.
 
-    feed holds the tokens from absolute position `start` on, never none; table covers them. The first `base` tokens are
-    committed; chain are those after them, the last tokens of the feed or fed before, and chain_slots [len(chain)] hold
-    their dists. Profile and shared_noise as in `Job`.
+    feed holds the tokens from absolute position `start` on; table covers them. The first `base` tokens are committed;
+    chain are those after them, the last tokens of the feed or fed before, and chain_slots [len(chain)] hold their
+    dists. Nothing is fed where next_slot names the slot of a token that was drafted behind the chain: what is ranked
+    beside it is what may follow. Profile and shared_noise as in `Job`.
     """
 
     start: int
@@ -112,6 +113,7 @@ class Trunk:
     base: int
     chain: list[int]
     chain_slots: Array
+    next_slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,19 @@ class Share:
         copies = plan.copies.copy()
         copies[copied] = _placed("block", copies[copied], self.blocks)
         chain_slots = _placed("slot", plan.chain_slots, self.slots)
+        named = plan.next_slots >= 0
+        next_slots = plan.next_slots.copy()
+        next_slots[named] = _placed("slot", next_slots[named], self.slots)
         own_blocks = _placed("block", plan.own_blocks, self.blocks)
-        return replace(plan, slots=slots, tables=tables, chain_slots=chain_slots, own_blocks=own_blocks, copies=copies)
+        return replace(
+            plan,
+            slots=slots,
+            tables=tables,
+            chain_slots=chain_slots,
+            next_slots=next_slots,
+            own_blocks=own_blocks,
+            copies=copies,
+        )
 
     def told(self, answer: Message) -> Message:
         """An answer of the worker in the coordinator's numbers."""

@@ -92,6 +92,7 @@ class _Growth:
         self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace, vocab_size: int
     ) -> None:
         self._trunks = trunks
+        self._fed = [trunk for trunk in trunks if len(trunk.feed)]
         self._branches = branches
         self._workspace = workspace
         self._vocab_size = vocab_size
@@ -108,15 +109,16 @@ class _Growth:
         return Chain(trunk.profile, trunk.base, branch.slots, trunk.shared_noise, before)
 
     def _beside_chain(self, trunk: Trunk) -> list[list[int]]:
-        """For each chain token what else was likely where it was picked, likeliest first."""
-        ranked = self._workspace.ranked(trunk.chain_slots)
+        """For each chain token what else was likely where it was picked, likeliest first; then what is behind them."""
+        behind = [] if trunk.next_slot is None else [trunk.next_slot]
+        ranked = self._workspace.ranked(np.array([*trunk.chain_slots.tolist(), *behind], dtype=np.int64))
+        taken = [*trunk.chain, *(_UNKNOWN for _ in behind)]
         return [
-            [each for each in ids if each not in (token, _UNKNOWN)]
-            for token, ids in zip(trunk.chain, ranked, strict=True)
+            [each for each in ids if each not in (token, _UNKNOWN)] for token, ids in zip(taken, ranked, strict=True)
         ]
 
     def _beside(self, branch: Branch) -> int:
-        """A guess of what comes instead of a chain token, by rank."""
+        """A guess of what comes instead of a chain token, or behind the last one where that is known, by rank."""
         return _at(self._others[branch.trunk][branch.kept], branch.rank)
 
     def _growing(self, step: int) -> list[int]:
@@ -138,13 +140,13 @@ class _Growth:
 
     def stretches(self, step: int) -> list[Stretch]:
         """The rows of a step: in the first one the trunks' feeds, and every growing branch's last token."""
-        feeds = [Stretch(trunk.start, trunk.feed, trunk.table, 1) for trunk in self._trunks] if step == 0 else []
+        feeds = [Stretch(trunk.start, trunk.feed, trunk.table, 1) for trunk in self._fed] if step == 0 else []
         return feeds + [next_of(self._chains[index], self._branches[index].table) for index in self._growing(step)]
 
     def take(self, step: int, logits: torch.Tensor) -> Grown:
         """Pick every growing branch's next token and, behind the feeds, the guesses that waited for them."""
         growing = self._growing(step)
-        fed = len(self._trunks) if step == 0 else 0
+        fed = len(self._fed) if step == 0 else 0
         if growing:
             self._picker.pick(growing, logits[fed:])
         if step == 0:
@@ -162,11 +164,12 @@ class _Growth:
     def _guess_late(self, logits: torch.Tensor) -> None:
         """The guesses that are fed in the second step; logits [trunks, V] are those behind the feeds."""
         late = [(index, branch) for index, branch in enumerate(self._branches) if branch.first == 1]
-        behind = {branch.trunk for _, branch in late if branch.kept == len(self._trunks[branch.trunk].chain)}
+        told = [len(others) for others in self._others]  # places whose ranking needs no logits of this step
+        behind = {branch.trunk for _, branch in late if branch.kept == told[branch.trunk]}
         rankings = self._rankings(sorted(behind), logits)
         for index, branch in late:
-            inside = branch.kept < len(self._trunks[branch.trunk].chain)
-            guess = self._beside(branch) if inside else _at(rankings[branch.trunk], branch.rank)
+            known = branch.kept < told[branch.trunk]
+            guess = self._beside(branch) if known else _at(rankings[branch.trunk], branch.rank)
             self._guesses[index] = guess
             self._chains[index].before[-1] = max(guess, 0)
 
@@ -175,9 +178,11 @@ class _Growth:
         if not behind:
             return {}
         trunks = [self._trunks[index] for index in behind]
+        fed = {id(trunk): row for row, trunk in enumerate(self._fed)}
+        rows = [fed[id(trunk)] for trunk in trunks]
         nothing = np.empty(0, dtype=np.int64)
         ends = [Chain(trunk.profile, trunk.base, nothing, trunk.shared_noise, list(trunk.chain)) for trunk in trunks]
-        logits = allowed(logits if len(behind) == len(logits) else logits[behind], ends, self._vocab_size)
+        logits = allowed(logits if len(rows) == len(logits) else logits[rows], ends, self._vocab_size)
         width = self._workspace.ranks
         _, ids = likeliest(logits[:, : self._vocab_size], width)
         ranked = ids.tolist()

@@ -53,6 +53,8 @@ class _Part:
 
     number: int
     plan: int
+    rows: list[int]
+    profiles: Profiles
     trunks: list[Trunk]
     branches: list[Branch]
     first: int
@@ -61,6 +63,12 @@ class _Part:
     def steps(self) -> int:
         """Forwards until its last branch has grown."""
         return max([1, *(branch.first + len(branch.slots) for branch in self.branches)])
+
+    def note(self, grown: Grown) -> None:
+        """What the slots of this step's tokens hold is of this plan from now on."""
+        for number, place, _ in self.of(grown).tokens:
+            branch = self.branches[number]
+            self.profiles.drafted(self.rows[branch.trunk], self.plan, int(branch.slots[place]))
 
     def of(self, grown: Grown) -> Grown:
         """Its share of what a step brought."""
@@ -279,6 +287,8 @@ class DraftWorker:
         Where nothing was pushed yet, what cannot be computed together is computed one by one, as in `plans`. Later on
         all plans that are not over fail. Raises GroupLost.
         """
+        began = perf_counter()
+        self._hardware.arrived()
         parts: list[_Part] = []
         for number, (profiles, message) in enumerate(asked):
             part = self._part(number, profiles, message, sum(len(each.branches) for each in parts))
@@ -288,7 +298,7 @@ class DraftWorker:
                 parts.append(part)
         pushed = 0
         try:
-            for pushes in self._explored(parts):
+            for pushes in self._explored(parts, began):
                 yield from pushes
                 pushed += 1
         except GroupLost:
@@ -309,14 +319,13 @@ class DraftWorker:
             trunks = self._trunks(profiles, message)
             if isinstance(trunks, Failed):
                 return trunks
-            return _Part(number, message.plan, trunks, self._branches(message, trunks), first)
+            branches = self._branches(message, trunks)
+            return _Part(number, message.plan, message.rows.tolist(), profiles, trunks, branches, first)
         except Exception as error:  # whatever one plan provokes must not end the worker
             return _failed(message.plan, f"{type(error).__name__}: {error}")
 
-    def _explored(self, parts: Sequence[_Part]) -> Iterator[list[tuple[int, Message]]]:
-        """What each step has to tell to whom."""
-        began = perf_counter()
-        self._hardware.arrived()
+    def _explored(self, parts: Sequence[_Part], began: float) -> Iterator[list[tuple[int, Message]]]:
+        """What each step has to tell to whom. began is the `perf_counter` time at which the plans arrived."""
         trunks, branches = _joined(parts)
         growing = self._speculator.explore(trunks, branches, self._workspace)
         for step in range(max((part.steps for part in parts), default=0)):
@@ -326,7 +335,10 @@ class DraftWorker:
                 told = [self._told(part, part.of(grown) if len(parts) > 1 else grown) for part in going]
             finished = self._finished()
             now, steps = perf_counter(), self._hardware.counted()
-            if not finished:
+            if finished:
+                for part in going:
+                    part.note(grown)
+            else:
                 told = [(*_events(Grown()), Dists.none()) for _ in going]
             yield [
                 (
@@ -351,16 +363,30 @@ class DraftWorker:
             bases=message.bases,
             text_starts=message.text_starts,
             starts=message.starts,
+            next_slots=message.next_slots,
+            next_plans=message.next_plans,
             branch_counts=message.branch_counts,
         )
         texts = split("texts", message.texts, message.text_lengths)
         chain_slots = split("chain_slots", message.chain_slots, message.chain_lengths)
         tables = split("tables", message.tables, message.table_lengths)
         places = zip(message.text_starts.tolist(), message.bases.tolist(), message.starts.tolist(), strict=True)
-        return _rows(profiles, message, zip(texts, places, chain_slots, tables, strict=True), self._trunk)
+        behind = [
+            slot if slot >= 0 and profiles.has_drafted(row, plan, slot) else None
+            for row, plan, slot in zip(
+                message.rows.tolist(), message.next_plans.tolist(), message.next_slots.tolist(), strict=True
+            )
+        ]
+        return _rows(profiles, message, zip(texts, places, chain_slots, behind, tables, strict=True), self._trunk)
 
     def _trunk(
-        self, profile: Profile, text: Array, places: tuple[int, int, int], chain_slots: Array, table: Array
+        self,
+        profile: Profile,
+        text: Array,
+        places: tuple[int, int, int],
+        chain_slots: Array,
+        behind: int | None,
+        table: Array,
     ) -> Trunk:
         text_start, base, start = places
         if not 0 <= text_start <= start < text_start + len(text):
@@ -371,7 +397,8 @@ class DraftWorker:
         _write(profile, text_start, text[: base - text_start].tolist())
         profile, shared_noise = self._picking(profile)
         chain = text[base - text_start :].tolist()
-        return Trunk(start, text[start - text_start :], table, profile, shared_noise, base, chain, chain_slots)
+        feed = text[start - text_start :] if behind is None else text[:0]
+        return Trunk(start, feed, table, profile, shared_noise, base, chain, chain_slots, behind)
 
     def _branches(self, message: PlanAhead, trunks: Sequence[Trunk]) -> list[Branch]:
         """Raises ProtocolError for a branch that cannot grow as it is told to."""
@@ -396,7 +423,9 @@ class DraftWorker:
     def _branch(
         self, trunk: Trunk, owner: int, kept: int, rank: int, first: int, copied: int, slots: Array, own: Array
     ) -> Branch:
-        at_once = kept < len(trunk.chain) and trunk.start >= trunk.base + kept
+        if kept == len(trunk.chain):
+            first = max(first, int(trunk.next_slot is None))
+        at_once = trunk.next_slot is not None or (kept < len(trunk.chain) and trunk.start >= trunk.base + kept)
         if not 0 <= kept <= len(trunk.chain) or not rank >= 0 or first not in ((0, 1) if at_once else (1,)):
             raise ProtocolError(f"a branch after {kept} of {len(trunk.chain)} tokens, rank {rank}, step {first}")
         if not len(slots) or not len(own):

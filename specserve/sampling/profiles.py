@@ -90,6 +90,7 @@ class Profiles:
 
     def __init__(self, grammars: Grammars | None = None) -> None:
         self._open: dict[int, Profile] = {}
+        self._drafted: dict[int, tuple[int, set[int]]] = {}
         self._grammars = grammars
 
     def open(self, message: Open) -> None:
@@ -98,6 +99,7 @@ class Profiles:
         Never raises: a row that cannot be opened stays closed, and what is asked of it later fails for it alone.
         """
         self._open.pop(message.row, None)
+        self._drafted.pop(message.row, None)
         try:
             self._open[message.row] = self._profile(message)
         except Exception:  # whatever one request provokes must not end the worker
@@ -130,6 +132,19 @@ class Profiles:
     def close(self, message: Close) -> None:
         """Forget a row, if it is known."""
         self._open.pop(message.row, None)
+        self._drafted.pop(message.row, None)
+
+    def drafted(self, row: int, plan: int, slot: int) -> None:
+        """A draft worker made a slot's token, for an open row and in this plan; what plans before made is forgotten."""
+        known = self._drafted.get(row)
+        if known is None or known[0] != plan:
+            known = self._drafted[row] = plan, set()
+        known[1].add(slot)
+
+    def has_drafted(self, row: int, plan: int, slot: int) -> bool:
+        """Whether the token of this slot was made in that plan, and in no other since."""
+        known = self._drafted.get(row)
+        return known is not None and known[0] == plan and slot in known[1]
 
     def find(self, row: int, epoch: int) -> Profile:
         """The profile of a row. Raises ProtocolError when it was never opened, or opened with another epoch."""

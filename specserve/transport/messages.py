@@ -145,9 +145,12 @@ class PlanAhead(Message):
     rows int64 [n]; epochs [n]; bases [n] committed tokens; text_starts [n], text_lengths [n], texts [Σ]: the trunk's
     tokens from an absolute position on, of which what lies before the base is committed; starts [n] from here on they
     are fed, all KV past it is void; chain_lengths [n] of the text's last tokens are the chain, slots of whose dists are
-    in chain_slots [Σ]; table_lengths [n], tables [Σ] block ids that cover the trunk.
+    in chain_slots [Σ]; next_slots [n]: the slot in which plan next_plans int64 [n] drafted a token behind the whole
+    chain, −1 for none; where it did, all of the chain was fed, and is not fed again. table_lengths [n], tables [Σ]
+    block ids that cover the trunk.
     branch_counts [n], B in all; parents [B]; ranks [B], from 0, the chain's own token at that place not counted;
-    firsts [B] the step, 0 or 1, in which the guess is fed: 0 only where it needs nothing that step 0 makes;
+    firsts [B] the step, 0 or 1, in which the guess is fed: 0 only where it needs nothing that step 0 makes, which for
+    one behind the whole chain is so if a next_slot tells it, and else comes to be 1;
     depths [B]; slots [Σ depths] in order of drafting; own_lengths [B], own_blocks [Σ]: the blocks that follow the
     trunk's full blocks of the first base + parent positions; copies [B]: the trunk's block whose beginning goes into
     the first of them, −1 where none is partly filled.
@@ -163,6 +166,8 @@ class PlanAhead(Message):
     starts: Array
     chain_lengths: Array
     chain_slots: Array
+    next_slots: Array
+    next_plans: Array
     table_lengths: Array
     tables: Array
     branch_counts: Array
@@ -432,6 +437,7 @@ class Reconnect(Message):
 
 _FORMS: dict[tuple[str, str], tuple[str, int]] = {
     **{(kind, "rows"): ("int64", 1) for kind in ("Plan", "PlanAhead", "Verify", "Push", "Verdict", "Cannot", "Failed")},
+    ("PlanAhead", "next_plans"): ("int64", 1),
     **{("Push", name): ("bool", 1) for name in ("fed", "sampled")},
     **{("Scores", name): ("float32", 1) for name in ("logprobs", "top_logprobs")},
     **{("Verify", name): ("bool", 1) for name in ("due", "shown")},

@@ -145,13 +145,15 @@ def test_a_branch_that_comes_true_brings_what_has_come_for_it(seed, drawn):
         assert list(each.state.draft_table) == (table[: end // BLOCK] + own if length else table)
         if length:
             assert each.state.draft_cached == end + length
+        behind = case.leased[starts[branch] + length] if 0 < length < int(case.message.depths[branch]) else None
+        assert (chain.next_slot, chain.plan) == (behind, 1 if length else 0)
         for place in range(length if drawn else 0):
             assert chain.dists.rows[chain.row + place].tolist() == [branch, place, 0]
         assert drawn or chain.dists is None
     case.plan.release()
     case.slots.check()
     case.blocks.check()
-    assert case.slots.held_count == sum(len(each.state.chain) for each in case.trunks)
+    assert case.slots.held_count == sum(len(each.state.chain.held) for each in case.trunks)
     assert case.blocks.held_count == sum(len(each.state.draft_table) for each in case.trunks)
 
 

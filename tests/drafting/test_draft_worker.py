@@ -141,6 +141,8 @@ def ahead(number: int) -> PlanAhead:
         **{name: ints([value]) for name, value in ONE_BRANCH.items()},
         texts=ints([1, 2]),
         chain_slots=ints([]),
+        next_slots=ints([-1]),
+        next_plans=np.array([0]),
         slots=ints([4, 5, 6]),
         own_blocks=ints([2, 3]),
     )
@@ -321,3 +323,53 @@ def test_close_forgets_a_row() -> None:
     worker.handle(opened(1))
     assert worker.handle(Close(1)) == []
     assert isinstance(worker.handle(plan([Part(1, 0, [1], [0])]))[0], Failed)
+
+
+def behind_a_chain(plan_of_next: int, ranks: tuple[int, ...]) -> PlanAhead:
+    """Plan 2, after the branch of plan 1 came true: its guess is committed, two of its three tokens are checked.
+
+    Branches behind both of them, by the slot of the third one.
+    """
+    count = len(ranks)
+    one = {"epochs": 0, "bases": 3, "text_starts": 3, "text_lengths": 2, "starts": 4, "chain_lengths": 2}
+    one |= {"table_lengths": 2, "branch_counts": count, "next_slots": 6}
+    many = {"parents": 2, "firsts": 0, "depths": 2, "own_lengths": 2, "copies": 3}
+    return PlanAhead(
+        plan=2,
+        rows=np.array([1]),
+        **{name: ints([value]) for name, value in one.items()},
+        **{name: ints([value] * count) for name, value in many.items()},
+        texts=ints(CHAIN[1:3]),
+        chain_slots=ints([4, 5]),
+        next_plans=np.array([plan_of_next]),
+        tables=ints([2, 3]),
+        ranks=ints(ranks),
+        slots=ints(range(10, 10 + 2 * count)),
+        own_blocks=ints(range(8, 8 + 2 * count)),
+    )
+
+
+CHAIN: list[int] = []
+"""What plan 1 drafts: a guess and three tokens; set by the test."""
+
+
+@pytest.mark.parametrize("rule", ["rejection", "coupled", "exact"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_known_token_behind_a_chain_stands_for_feeding_its_end(rule: str, temperature: float) -> None:
+    """The same guesses, and the same tokens behind them, as when the chain's end is fed again; a step earlier."""
+    told = []
+    for made_in in (1, 7):
+        model = table()
+        space = Workspace(32, SparseDists(32, 64, CPU), CPU, ranks=4)
+        worker = DraftWorker(SmallModel(model, VOCAB), space, vocab_size=VOCAB, block_tokens=4)
+        worker.handle(opened(1, rule=rule, temperature=temperature, seed=11))
+        first = [token for push in worker.handle(ahead(1)) for token in push.tokens.tolist()]
+        CHAIN[:] = first
+        model.forwards.clear()
+        pushes = list(worker.handle(behind_a_chain(made_in, (0, 1))))
+        told.append([sorted(zip(push.branches, push.places, push.tokens, strict=True)) for push in pushes])
+        assert len(model.forwards) == len(pushes)
+        assert (len(model.forwards[0].tokens) == 1) == (made_in == 7)  # the chain's last token, or two guesses
+    known, fed = told
+    assert (len(known), len(fed)) == (2, 3)
+    assert sorted(event for step in known for event in step) == sorted(event for step in fed for event in step)

@@ -138,6 +138,8 @@ def an_ahead_plan(text: list[int], depth: int, number: int = 1) -> PlanAhead:
         **{name: ints([value]) for name, value in one.items()},
         texts=ints(text),
         chain_slots=ints([]),
+        next_slots=ints([-1]),
+        next_plans=np.array([0]),
         slots=ints(range(4, 4 + depth)),
         own_blocks=ints([2, 3]),
     )
