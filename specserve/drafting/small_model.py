@@ -96,7 +96,8 @@ class _Growth:
         self._branches = branches
         self._workspace = workspace
         self._vocab_size = vocab_size
-        self.steps = max([1, *(branch.first + len(branch.slots) for branch in branches)])
+        self._spans = [(branch.first, branch.first + len(branch.slots)) for branch in branches]  # steps
+        self.steps = max((end for _, end in self._spans), default=1)
         self._others = [self._beside_chain(trunk) for trunk in trunks] if branches else []
         self._guesses = [self._beside(branch) if branch.first == 0 else _UNKNOWN for branch in branches]
         self._chains = [self._chain(branch, guess) for branch, guess in zip(branches, self._guesses, strict=True)]
@@ -125,8 +126,8 @@ class _Growth:
         """The branches that take part in a step."""
         return [
             index
-            for index, branch in enumerate(self._branches)
-            if branch.first <= step < branch.first + len(branch.slots) and self._guesses[index] != _UNKNOWN
+            for index, (first, end) in enumerate(self._spans)
+            if first <= step < end and self._guesses[index] != _UNKNOWN
         ]
 
     def copies(self, step: int) -> tuple[list[int], list[int]]:

@@ -48,7 +48,8 @@ T = TypeVar("T")
 class _Part:
     """What one of several plans ahead has in the forwards that they share.
 
-    number is the plan's place among them, first that of its first branch among all branches.
+    number is the plan's place among them, first that of its first branch among all branches. steps are forwards until
+    its last branch has grown.
     """
 
     number: int
@@ -58,15 +59,11 @@ class _Part:
     trunks: list[Trunk]
     branches: list[Branch]
     first: int
-
-    @property
-    def steps(self) -> int:
-        """Forwards until its last branch has grown."""
-        return max([1, *(branch.first + len(branch.slots) for branch in self.branches)])
+    steps: int
 
     def note(self, grown: Grown) -> None:
-        """What the slots of this step's tokens hold is of this plan from now on."""
-        for number, place, _ in self.of(grown).tokens:
+        """What the slots of its share of a step hold is of this plan from now on."""
+        for number, place, _ in grown.tokens:
             branch = self.branches[number]
             self.profiles.drafted(self.rows[branch.trunk], self.plan, int(branch.slots[place]))
 
@@ -320,7 +317,8 @@ class DraftWorker:
             if isinstance(trunks, Failed):
                 return trunks
             branches = self._branches(message, trunks)
-            return _Part(number, message.plan, message.rows.tolist(), profiles, trunks, branches, first)
+            steps = max((branch.first + len(branch.slots) for branch in branches), default=1)
+            return _Part(number, message.plan, message.rows.tolist(), profiles, trunks, branches, first, steps)
         except Exception as error:  # whatever one plan provokes must not end the worker
             return _failed(message.plan, f"{type(error).__name__}: {error}")
 
@@ -332,12 +330,13 @@ class DraftWorker:
             going = [part for part in parts if part.steps > step]
             with torch.inference_mode():
                 grown = next(growing)
-                told = [self._told(part, part.of(grown) if len(parts) > 1 else grown) for part in going]
+                shares = [part.of(grown) if len(parts) > 1 else grown for part in going]
+                told = [self._told(part, share) for part, share in zip(going, shares, strict=True)]
             finished = self._finished()
             now, steps = perf_counter(), self._hardware.counted()
             if finished:
-                for part in going:
-                    part.note(grown)
+                for part, share in zip(going, shares, strict=True):
+                    part.note(share)
             else:
                 told = [(*_events(Grown()), Dists.none()) for _ in going]
             yield [
