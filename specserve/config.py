@@ -271,7 +271,8 @@ class EngineConfig(Section):
             return self.slots
         if self.tree_shape is not None:
             return self.max_requests * self.tree_shape.parents(self.depth)
-        return max(1, self.max_requests * self.depth * (1 + self.most_outcomes))
+        longest = self.depth + (self.most_outcomes > 0 and self.depth > 0)  # drafted ahead, one token is not offered
+        return max(1, self.max_requests * longest * (1 + self.most_outcomes))
 
     def of_several(self, pipelines: int) -> EngineConfig:
         """The limits of a worker that serves so many pipelines at once, each within these."""

@@ -72,7 +72,7 @@ class AheadMachine(EngineMachine):
     def teardown(self):
         if hasattr(self, "pipeline"):
             self.pipeline.settle()
-            assert self.pipeline.draft.worker.unfed == 0
+            assert getattr(self.pipeline.draft.worker, "unfed", 0) == 0
             self.pipeline.clock.now += 30  # a worker whose last push was lost is given up
         super().teardown()
 
