@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from specserve import drafting, folders, tracing
 from specserve.config import Config, ModelConfig
+from specserve.coordinator import limits
 from specserve.errors import ConfigError, SpecserveError
 from specserve.models import _memory_plan
 from specserve.models._memory_plan import told
@@ -47,20 +48,37 @@ class ModelNeeds:
     kv: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Kv:
+    """What a worker keeps per position, as far as it can be told before it is loaded."""
+
+    blocks: int
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one topic found out and later ones go on from."""
+
+    folders: dict[Role, Path] = field(default_factory=dict)
+    needs: list[ModelNeeds] = field(default_factory=list)
+    kv: dict[Role, _Kv] = field(default_factory=dict)
+
+
 def report(config: Config) -> list[Finding]:
     """Look at this machine and at the configuration. Builds or converts the demo models if they are not cached.
 
     A problem is told once, by the first topic that meets it.
     """
-    needs: list[ModelNeeds] = []
+    seen = _Seen()
     findings = [
         *_environment(),
         *_guarded("speculator", lambda: _speculator(config)),
         *_guarded("rule", lambda: _rule(config)),
-        *_guarded("target", lambda: _model("target", config.target, config, needs)),
-        *_guarded("draft", lambda: _draft(config, needs)),
-        *_guarded("vocabulary", lambda: _vocabulary(needs)),
-        *_guarded("memory", lambda: _memory(config, needs)),
+        *_guarded("target", lambda: _model("target", config.target, config, seen)),
+        *_guarded("draft", lambda: _draft(config, seen)),
+        *_guarded("vocabulary", lambda: _vocabulary(seen.needs)),
+        *_guarded("memory", lambda: _memory(config, seen.needs)),
         *_guarded("limits", lambda: _limits(config)),
         *_guarded("placement", lambda: _placement(config)),
         *_guarded("port", lambda: _port(config)),
@@ -123,12 +141,12 @@ def _tracing(config: Config) -> Iterator[Finding]:
     yield Finding("tracing", f"{settings.share:.0%} of requests, to {to}")
 
 
-def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
+def _model(role: Role, model: ModelConfig, config: Config, seen: _Seen) -> Iterator[Finding]:
     from specserve.models import _tensor_parallel, loading
 
-    folder = loading.prepare(model, lambda _: None, role=role)
+    folder = seen.folders[role] = loading.prepare(model, lambda _: None, role=role)
     if loading.backend_of(folder, model) == loading.EMULATED:
-        yield _emulated(role, model, folder, config)
+        yield _emulated(role, model, config, seen)
         return
     device = loading.device_of(model)
     if model.tensor_parallel > 1:
@@ -146,6 +164,7 @@ def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeed
         room = _kv_room(role, folder, model, config, device)
         rows = config.engine.max_requests
         blocks = loading.derive_blocks(model, cast("Backend", described), block_tokens, rows, room)
+        seen.kv[role] = _Kv(blocks, described.context_length)
         kv = blocks * described.bytes_per_block(block_tokens)
         full = blocks * block_tokens // described.context_length
         each = f" for each of {model.tensor_parallel} ranks" if model.tensor_parallel > 1 else ""
@@ -156,7 +175,7 @@ def _model(role: Role, model: ModelConfig, config: Config, needs: list[ModelNeed
     # Ranks on a CPU share this machine's memory; on GPUs each has its own.
     ranks, here = model.tensor_parallel, model.tensor_parallel if device.type == "cpu" else 1
     weights = _memory_plan.weight_bytes(folder, model) * here // ranks
-    needs.append(ModelNeeds(role, folder, device, weights, None if kv is None else kv * here))
+    seen.needs.append(ModelNeeds(role, folder, device, weights, None if kv is None else kv * here))
 
 
 def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, device: torch.device) -> int:
@@ -170,13 +189,14 @@ def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, devic
     return replace(plan, free=plan.free - weights).kv_room(role, device)
 
 
-def _emulated(role: Role, model: ModelConfig, folder: Path, config: Config) -> Finding:
+def _emulated(role: Role, model: ModelConfig, config: Config, seen: _Seen) -> Finding:
     """What is emulated; it needs no memory to speak of, whatever its device would."""
     from specserve.models import _device_profile, emulated, loading
 
     about = _device_profile.load(model.emulated.profile).device(role).about
-    backend = emulated.build(model, folder)
+    backend = emulated.build(model, seen.folders[role])
     blocks = loading.derive_blocks(model, backend, config.engine.block_tokens, config.engine.max_requests, 0)
+    seen.kv[role] = _Kv(blocks, backend.context_length)
     return Finding(role, f"emulated: no model, but the time that {about} takes; {blocks} KV blocks")
 
 
@@ -219,26 +239,29 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
     return _Described(context, layers * kv_heads * 2 * head_dim * itemsize // model.tensor_parallel)
 
 
-def _draft(config: Config, needs: list[ModelNeeds]) -> Iterator[Finding]:
+def _draft(config: Config, seen: _Seen) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
-        together = config.engine.of_several(config.cluster.pipelines_per_draft)
-        yield from _model("draft", config.draft_model, config.model_copy(update={"engine": together}), needs)
-        _refuse_unfit(config)
-    if config.engine.depth > 0 and drafting.lives_beside(config.draft):
-        from specserve.models import loading
+        pipelines = config.cluster.pipelines_per_draft
+        together = config.engine.of_several(pipelines)
+        yield from _model("draft", config.draft_model, config.model_copy(update={"engine": together}), seen)
+        _refuse_unfit(config, seen.folders["draft"])
+        if seen.kv.keys() >= {"draft", "target"}:
+            draft, context = seen.kv["draft"], seen.kv["target"].context_length
+            share = draft.blocks // pipelines
+            positions = min(draft.context_length, context)
+            limits.check_room("draft", share, config.engine.block_tokens, positions, pipelines)
+    if config.engine.depth > 0 and drafting.lives_beside(config.draft) and "target" in seen.folders:
+        description = folders.load("drafting", config.draft.speculator).describe(config, seen.folders["target"])
+        yield Finding("draft", description)
 
-        folder = loading.prepare(config.target, lambda _: None)
-        yield Finding("draft", folders.load("drafting", config.draft.speculator).describe(config, folder))
 
-
-def _refuse_unfit(config: Config) -> None:
+def _refuse_unfit(config: Config, folder: Path) -> None:
     """Raise ConfigError for a head under a speculator that wants a whole model, and the other way round."""
     from specserve.models import loading
 
     # A speculator of the user's own may take whatever it likes.
     check = getattr(folders.load("drafting", config.draft.speculator), "check_model", None)
     if check is not None:
-        folder = loading.prepare(config.draft_model, lambda _: None, role="draft")
         check(config.draft, is_head=loading.backend_of(folder, config.draft_model) == loading.HEAD)
 
 

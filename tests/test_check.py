@@ -8,6 +8,7 @@ from tiny_models import tiny_llama
 from specserve.check import report
 from specserve.cli import main
 from specserve.config import parse
+from specserve.models import loading
 from specserve.models._worker import load_backend
 
 
@@ -188,3 +189,38 @@ def test_a_shared_draft_worker_is_told_with_its_shares(folders) -> None:
     assert "2 draft worker(s), each for 2 of at most 3 pipelines" in told[1]
     guesser = asked.model_copy(update={"draft": asked.draft.model_copy(update={"speculator": "ngram"})})
     assert any("ngram has no draft worker that pipelines could share" in line for line in problems(guesser))
+
+
+def test_each_share_of_a_draft_worker_holds_one_context(folders) -> None:
+    """Blocks enough for the worker are too few for each of two pipelines; in the words of the start."""
+    asked = config_of(folders, target={"context_length": 512}, draft={"context_length": 512, "kv_blocks": 60})
+    assert problems(asked) == []
+    shared = asked.cluster.model_copy(update={"pipelines": 2, "pipelines_per_draft": 2})
+    (found,) = problems(asked.model_copy(update={"cluster": shared}))
+    assert found.startswith("✗ draft ")
+    assert "each of 2 pipelines has (cluster.pipelines_per_draft) holds 30 blocks × 16 = 480 positions" in found
+    assert "2 × 32 blocks are enough" in found
+
+
+@pytest.mark.parametrize("blocks", [600, 1024])
+def test_shares_of_emulated_drafts_are_judged_too(blocks) -> None:
+    """Their blocks are numbers only, but a request has to fit all the same."""
+    cluster = {"pipelines": 2, "pipelines_per_draft": 2}
+    models = {"source": "emulated", "context_length": 8192, "kv_blocks": 512}
+    tree = {"target": models, "draft": {"model": models | {"kv_blocks": blocks}}, "server": {"port": 0}}
+    found = problems(parse(tree | {"cluster": cluster}))
+    assert [line.split()[1] for line in found] == ([] if blocks == 1024 else ["draft"])
+
+
+def test_each_folder_is_prepared_once(folders, monkeypatch) -> None:
+    """Preparing hashes files, and may convert them."""
+    prepared = []
+    prepare = loading.prepare
+
+    def counted(model, *more, **named):
+        prepared.append(model.source)
+        return prepare(model, *more, **named)
+
+    monkeypatch.setattr(loading, "prepare", counted)
+    report(config_of(folders))
+    assert sorted(prepared) == sorted(folders)

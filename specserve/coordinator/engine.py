@@ -102,7 +102,7 @@ class Engine:
 
         Raises ConfigError when the workers' limits can never serve a request.
         """
-        check_limits(config.engine, target, draft)
+        check_limits(config.engine, target, draft, pipelines_per_draft=config.cluster.pipelines_per_draft)
         if guesser is not None and config.engine.tree_shape is not None:
             raise ConfigError(f"{config.draft.speculator} drafts chains only; leave engine.tree out")
         self._config = config.engine

@@ -184,6 +184,10 @@ def test_impossible_limits_are_refused_with_numbers():
     engine = parse({"engine": {"block_tokens": 4}}).engine
     with pytest.raises(ConfigError, match=r"10 blocks × 4 = 40 positions.*context \(64\)"):
         check_limits(engine, info("target", blocks=10), None)
+    with pytest.raises(
+        ConfigError, match=r"share of the draft's KV that each of 2 pipelines.*10 blocks × 4.*2 × 16 bl"
+    ):
+        check_limits(engine, info("target"), info("draft", blocks=10), pipelines_per_draft=2)
 
 
 def test_the_youngest_is_preempted_and_refilled_without_a_changed_token():
