@@ -38,17 +38,26 @@ INLINE lanes larger(lanes one, lanes other) { return chosen(one > other, one, ot
 
 INLINE lanes smaller(lanes one, lanes other) { return chosen(one < other, one, other); }
 
-/* Neighbours added up, those of the first vector before those of the second. */
-INLINE lanes pairs(lanes one, lanes other) {
-#if WIDTH == 16
-    const whole_lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-#elif WIDTH == 8
-    const whole_lanes even = {0, 2, 4, 6, 8, 10, 12, 14};
+/* gcc has learned the name that it shares with clang in version 12. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define GATHERED(one, other, ...) __builtin_shufflevector(one, other, __VA_ARGS__)
 #else
-    const whole_lanes even = {0, 2, 4, 6};
+#define GATHERED(one, other, ...) __builtin_shuffle(one, other, (whole_lanes){__VA_ARGS__})
 #endif
-    return __builtin_shuffle(one, other, even) + __builtin_shuffle(one, other, even + 1);
-}
+
+#if WIDTH == 16
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif WIDTH == 8
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define EVEN 0, 2, 4, 6
+#define ODD 1, 3, 5, 7
+#endif
+
+/* Neighbours added up, those of the first vector before those of the second. */
+INLINE lanes pairs(lanes one, lanes other) { return GATHERED(one, other, EVEN) + GATHERED(one, other, ODD); }
 
 /* Lane i becomes the sum of vector i. */
 INLINE lanes sums_of(lanes each[WIDTH]) {

@@ -4,6 +4,8 @@ import ctypes
 import os
 import shutil
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -46,17 +48,63 @@ def test_kernels_compute(fresh):
         assert place[0] == n - 1
 
 
-def test_a_compiler_that_is_not_there_is_no_error(fresh, monkeypatch):
-    """CC may name what is missing."""
-    monkeypatch.setenv("CC", "/nowhere/cc")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason=NO_COMPILER)
+@pytest.mark.parametrize("left", [0, 5000])
+def test_a_library_that_was_cut_off_is_compiled_anew(fresh, left):
+    """A full disk leaves such files; a process that maps one dies of SIGBUS where it reads behind the end."""
+    assert native.library() is not None
+    (built,) = fresh.glob("native/*/kernels.so")
+    cut = fresh / "cut"
+    cut.write_bytes(built.read_bytes()[:left])
+    cut.rename(built)
+    native.library.cache_clear()
+    assert native.library() is not None
+    assert built.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("CC", 'gcc "'), ("CC", "/nowhere/cc"), ("SPECSERVE_CACHE", "~nobody-of-this-name/x")]
+)
+def test_whatever_is_wrong_is_told_once_and_is_no_error(fresh, monkeypatch, caplog, variable, value):
+    """A quote that nobody closes, and a user without a home folder."""
+    monkeypatch.setenv(variable, value)
     assert native.library() is None
+    assert native.library() is None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "so steps take torch's ways" in record.message
+    assert (variable if variable != "CC" else value.split()[0]) in record.message
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason=NO_COMPILER)
+def test_the_locale_does_not_matter(fresh):
+    """Sources are UTF-8, and compilers may say their version in anything."""
+    compiler = shim(fresh / "cc", r"printf 'gcc \344\n'", 'exec gcc "$@"')
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "CC": str(compiler)}
+    program = "from specserve import native; assert native.library() is not None"
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | plain)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason=NO_COMPILER)
+def test_where_one_compiler_fails_the_next_is_tried(fresh, monkeypatch):
+    """A clang without OpenMP beside a gcc that has it, or the other way round."""
+    shim(fresh / "gcc", "echo broken 1.0", "exit 1")
+    (fresh / "clang").symlink_to(shutil.which("gcc"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", f"{fresh}:{os.environ['PATH']}")
+    assert native.library() is not None
+
+
+def shim(path, version, otherwise):
+    """A compiler that is a script."""
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {version} && exit 0\n{otherwise}\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
 
 
 def test_a_compiler_that_fails_is_told_and_is_no_error(fresh, monkeypatch, caplog):
     """A compiler without OpenMP, for one."""
-    broken = fresh / "cc"
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho no OpenMP here >&2\nexit 1\n')
-    os.chmod(broken, broken.stat().st_mode | stat.S_IXUSR)
+    broken = shim(fresh / "cc", "echo broken 1.0", "echo no OpenMP here >&2; exit 1")
     monkeypatch.setenv("CC", str(broken))
     assert native.library() is None
     assert "no OpenMP here" in caplog.text
