@@ -109,7 +109,8 @@ def plan_shared(config: Config, nodes: Sequence[Mapping[str, float]]) -> tuple[P
         both = Placement(pipeline.roles + draft.roles, pipeline.bundles + draft.bundles, "PACK")
         if all(_fits(placement, nodes) for placement in (pipeline, draft, both)):
             return pipeline, replace(draft, name="draft worker that pipelines share")
-    raise ConfigError(_refusal(both, nodes))
+    # Each group keeps its strategy for itself; what the two lack is told by that.
+    raise ConfigError(_refusal(replace(both, strategy=strategy), nodes))
 
 
 def _gpu_choices(model: ModelConfig) -> tuple[bool, ...]:

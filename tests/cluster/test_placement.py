@@ -202,6 +202,8 @@ def test_a_pipeline_and_a_shared_draft_that_do_not_fit_together_are_refused():
     """Each alone would fit; the refusal names all three."""
     with pytest.raises(ConfigError, match=r"never place.*coordinator 0\.5 CPU, target 1 CPU, draft 1 CPU"):
         plan_shared(of(), [{"CPU": 2}])
+    with pytest.raises(ConfigError, match="STRICT_SPREAD of coordinator"):
+        plan_shared(of(cluster__placement="STRICT_SPREAD"), [{"CPU": 8}])
 
 
 def test_what_cannot_be_shared_is_refused():
