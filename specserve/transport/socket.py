@@ -11,6 +11,8 @@ thread that takes it. Each thread that a message passes through on its way costs
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import secrets
 import selectors
@@ -32,6 +34,9 @@ from specserve.transport.traffic import Traffic
 
 _LONGEST_PATH = 100  # bytes; the kernel's limit for the path of a socket is 107
 _TICK_S = 0.2
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,8 @@ class Endpoint:
         self._lost_after_s = lost_after_s
         self._tick_s = _TICK_S if lost_after_s is None else min(_TICK_S, lost_after_s / 4)
         self._looked_at = time.monotonic()
+        self._listens_again_at: float | None = None
+        self._told_of_files = False
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._closed = False
@@ -305,6 +312,10 @@ class Endpoint:
             for key, _ in ready:
                 self._look_at(key.fileobj)
             now = time.monotonic()
+            if self._listens_again_at is not None and now >= self._listens_again_at:
+                self._listens_again_at = None
+                for listener in self._listeners:
+                    self._selector.register(listener, selectors.EVENT_READ)
             if self._lost_after_s is not None and now - self._looked_at > self._tick_s / 2:
                 self._peers.judge_silence(self._lost_after_s, paused_s=now - self._looked_at - 2 * self._tick_s)
                 self._looked_at = now
@@ -321,8 +332,21 @@ class Endpoint:
         elif ready is self._woken:
             self._woken.recv(4096)
         elif isinstance(ready, socket.socket):
-            with contextlib.suppress(OSError):  # it came and went
+            try:
                 self._selector.register(Incoming(ready.accept()[0]), selectors.EVENT_READ)
+            except OSError as error:
+                if error.errno in _EXHAUSTED and self._listens_again_at is None:
+                    self._rest_from_listening(error)
+                # else it came and went
+
+    def _rest_from_listening(self, error: OSError) -> None:
+        """Who waits to be accepted stays readable for ever; looking at that without end would help nobody."""
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+        self._listens_again_at = time.monotonic() + _TICK_S
+        if not self._told_of_files:
+            self._told_of_files = True
+            log.warning("no connection can be accepted now: %s; raise the limit on open files (ulimit -n)", error)
 
     def _read(self, stream: Incoming) -> None:
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -583,3 +585,40 @@ def test_too_long_path_is_refused_cleanly(monkeypatch, tmp_path):
     with pytest.raises(ChannelError, match="TMPDIR"):
         Endpoint(Mailbox())
     assert list(deep.iterdir()) == []
+
+
+def test_without_free_files_it_listens_less_and_again_later(make_side, monkeypatch, caplog):
+    """Who waits to be accepted is not looked at without end, and is heard once there are files again."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 0)
+    client = socket.socket(socket.AF_UNIX)
+    looks = []
+    look_at = side.endpoint._look_at
+    monkeypatch.setattr(side.endpoint, "_look_at", lambda ready: (looks.append(ready), look_at(ready)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
+    try:
+        held = fill_up()
+        client.connect(address.ipc)
+        time.sleep(1.0)
+        tries = len(looks)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in held:
+            os.close(number)
+    assert 1 <= tries < 50
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    client.sendall(b"".join(framed([header(address, 0), *as_bytes(m.Close(1))])))
+    arrived = side.mailbox.get(WAIT_S)
+    assert isinstance(arrived, Arrived)
+    assert arrived.message == m.Close(1)
+    client.close()
+
+
+def fill_up() -> list[int]:
+    """Open files until there are none left."""
+    held = []
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.dup(0))
+    return held
