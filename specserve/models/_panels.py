@@ -74,7 +74,9 @@ class Panels:
         return panels, torch.empty(0) if layer.bias is None else layer.bias.detach().contiguous()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows float32 [n, inputs] → [n, all outputs]."""
+        """rows float32 [n, inputs] → [n, all outputs]. Raises IndexError for others, behind whose end C would read."""
+        if rows.dtype != torch.float32 or rows.ndim != 2 or rows.shape[1] != self._inputs or not rows.is_cpu:
+            raise IndexError(f"rows must be float32 [n, {self._inputs}] on a CPU, not {rows.dtype} {list(rows.shape)}")
         rows = rows.contiguous()
         count = len(rows)
         results = torch.empty(count, self._outputs)

@@ -163,3 +163,12 @@ def test_many_weights_share_a_large_piece_of_memory_and_none_overlap() -> None:
     assert [len(floats) for floats in taken] == counts
     assert all(floats.data_ptr() % 64 == 0 for floats in taken)
     assert [floats[[0, -1]].tolist() for floats in taken] == [[float(number)] * 2 for number in range(len(counts))]
+
+
+@pytest.mark.parametrize("kernels", ["our own"], indirect=True)
+@pytest.mark.parametrize("rows", [torch.zeros(2, 7), torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(8)])
+def test_rows_of_another_shape_or_type_are_refused(kernels, rows):
+    """C would read behind their end."""
+    panels = _panels.Panels([torch.nn.Linear(8, 3)], _panels.kernels())
+    with pytest.raises(IndexError, match=r"float32 \[n, 8\]"):
+        panels(rows)
