@@ -142,21 +142,24 @@ def _tracing(config: Config) -> Iterator[Finding]:
 
 
 def _model(role: Role, model: ModelConfig, config: Config, seen: _Seen) -> Iterator[Finding]:
-    from specserve.models import _tensor_parallel, loading
+    from specserve.models import _int8, _tensor_parallel, loading
 
     folder = seen.folders[role] = loading.prepare(model, lambda _: None, role=role)
-    if loading.backend_of(folder, model) == loading.EMULATED:
+    backend = loading.backend_of(folder, model)
+    _int8.refuse_unfit(model, recurrent=backend == loading.RECURRENT, emulated=backend == loading.EMULATED)
+    if backend == loading.EMULATED:
         yield _emulated(role, model, config, seen)
         return
     device = loading.device_of(model)
     if model.tensor_parallel > 1:
         _tensor_parallel.refuse_undivided(model, folder)
-    if loading.backend_of(folder, model) == loading.RECURRENT and role == "draft":
+    if backend == loading.RECURRENT and role == "draft":
         raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
     on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     threads = model.threads or (os.cpu_count() or 1)
     where = f"{device}" + (f" with {threads} threads" if device.type == "cpu" else "")
-    yield Finding(role, f"{model.source}: {on_disk / 2**20:.0f} MiB on disk, as {model.dtype} on {where}")
+    held = f"{model.dtype}{_quantized(folder, model, device)}"
+    yield Finding(role, f"{model.source}: {on_disk / 2**20:.0f} MiB on disk, as {held} on {where}")
     described = _described(folder, model)
     kv = None
     if described is not None:
@@ -174,8 +177,20 @@ def _model(role: Role, model: ModelConfig, config: Config, seen: _Seen) -> Itera
         yield Finding(role, text)
     # Ranks on a CPU share this machine's memory; on GPUs each has its own.
     ranks, here = model.tensor_parallel, model.tensor_parallel if device.type == "cpu" else 1
-    weights = _memory_plan.weight_bytes(folder, model) * here // ranks
+    weights = _memory_plan.held_bytes(folder, model, device) * here // ranks
     seen.needs.append(ModelNeeds(role, folder, device, weights, None if kv is None else kv * here))
+
+
+def _quantized(folder: Path, model: ModelConfig, device: torch.device) -> str:
+    """What becomes of the weights, where something does."""
+    from specserve.models import _linear
+
+    if model.quantization == "none":
+        return ""
+    held = told(_memory_plan.held_bytes(folder, model, device))
+    if _linear.reads_int8(model.dtype, device):
+        return f" with {model.quantization} weights ({held})"
+    return f" with weights rounded to {model.quantization} but written out, so no faster ({held})"
 
 
 def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, device: torch.device) -> int:
@@ -183,7 +198,7 @@ def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, devic
     from specserve.models import loading
 
     vocab_size = int(loading.read_model_config(folder).get("vocab_size", 0))
-    weights = _memory_plan.weight_bytes(folder, model) // model.tensor_parallel
+    weights = _memory_plan.held_bytes(folder, model, device) // model.tensor_parallel
     slots = _memory_plan.slot_bytes(config.draft, config.engine, vocab_size) if role == "draft" else 0
     plan = _memory_plan.plan(config.engine, vocab_size, device, weights, slots)
     return replace(plan, free=plan.free - weights).kv_room(role, device)

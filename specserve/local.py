@@ -93,7 +93,7 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
     folder = prepare(config.target, progress, role="target")
     progress("loading the target")
     verifier, target = verification.build(config)
-    progress(f"target on {target.device}: {_memory_plan.line(target.memory)}")
+    progress(f"target on {target.device}: {_memory_plan.line(target.memory, target.quantization)}")
     draft_worker, draft = None, None
     if config.engine.depth > 0 and has_worker:
         from specserve.drafting import worker as draft_workers
@@ -101,7 +101,7 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
         draft_folder = prepare(config.draft_model, progress, role="draft")
         progress("loading the draft")
         draft_worker, draft = draft_workers.build(config)
-        progress(f"draft on {draft.device}: {_memory_plan.line(draft.memory)}")
+        progress(f"draft on {draft.device}: {_memory_plan.line(draft.memory, draft.quantization)}")
         check(folder, draft_folder, target.vocab_size, draft.vocab_size)
     return Parts(verifier, target, draft_worker, draft, drafting.guesser_of(config.draft), Tokenizer.load(folder))
 

@@ -269,6 +269,7 @@ class WorkerInfo:
     hardware. positional: its blocks hold all that it keeps of a request, so that another request may go on from them.
     memory holds bytes on its device by what they are for (weights, kv, logits, slots), and how many were free beside
     the weights; nothing for emulated devices.
+    quantization is that of its weights.
     reads_hidden: a draft goes on from the target's hidden states, so only from a verdict. drafts: a target drafts
     itself what follows its verdicts.
     """
@@ -285,6 +286,7 @@ class WorkerInfo:
     place: str = ""
     positional: bool = True
     memory: Mapping[str, int] = field(default_factory=dict)
+    quantization: str = "none"
     reads_hidden: bool = False
     drafts: bool = False
 

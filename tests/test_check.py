@@ -8,7 +8,7 @@ from tiny_models import tiny_llama
 from specserve.check import report
 from specserve.cli import main
 from specserve.config import parse
-from specserve.models import loading
+from specserve.models import _panels, loading
 from specserve.models._worker import load_backend
 
 
@@ -74,6 +74,31 @@ def test_memory_counts_weights_in_their_dtype_and_both_kvs(folders) -> None:
     assert full.count("1.0 GiB KV") == full.count("0.5 GiB KV") == 1
     (found,) = problems(config_of(folders, target={"kv_memory_gib": 1_000_000}))
     assert "1000000.5 GiB wanted" in found
+
+
+@pytest.mark.skipif(_panels.kernels() is None, reason="needs a C compiler with OpenMP")
+def test_int8_weights_are_told_and_counted(folders) -> None:
+    """Where our kernels read them; where they are written out, check says that nothing is won."""
+    (model, *_) = lines(config_of(folders, target={"quantization": "int8", "device": "cpu"}), "target")
+    assert "as float32 with int8 weights (" in model
+    plain = lines(config_of(folders), "memory")[0]
+    told = lines(config_of(folders, target={"quantization": "int8", "device": "cpu"}), "memory")[0]
+    size, rounded = (float(line.split("target ")[1].split()[0]) for line in (plain, told))
+    assert rounded < size
+    half = {"quantization": "int8", "dtype": "bfloat16", "device": "cpu"}
+    assert "rounded to int8 but written out" in lines(config_of(folders, target=half), "target")[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({"quantization": "int8", "tensor_parallel": 2}, "set tensor_parallel 2 to 1"),
+        ({"quantization": "int8", "source": "emulated"}, "emulated models have no weights"),
+    ],
+)
+def test_int8_is_refused_where_it_cannot_be_had(folders, target: dict, words: str) -> None:
+    """As the worker would when it starts."""
+    assert any(words in problem for problem in problems(config_of(folders, target=target)))
 
 
 def test_memory_counts_the_workers_of_all_pipelines(folders) -> None:

@@ -121,7 +121,8 @@ class WorkerActor:
                     self._ranks = self._met(meeting)
                 self._report("loading weights")
                 self._info = self._loaded(self._ranks)
-            self._report(f"ready on {self._info.device}: {_memory_plan.line(self._info.memory)}")
+            held = _memory_plan.line(self._info.memory, self._info.quantization)
+            self._report(f"ready on {self._info.device}: {held}")
         return self._info
 
     def _met(self, meeting: Meeting) -> RankGroup:

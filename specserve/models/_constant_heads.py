@@ -39,7 +39,8 @@ def is_assistant(folder: Path) -> bool:
 def load(target: PagedTransformers, config: ModelConfig, folder: Path) -> ConstantHeads:
     """The head in a folder, beside its target of this configuration. Raises ConfigError where it does not fit."""
     layers = _layers_read(target)
-    model = loading.load_model(folder, config.model_copy(update={"source": str(folder)}), _attention.NAME)
+    own = config.model_copy(update={"source": str(folder), "quantization": "none"})  # that is the target's
+    model = loading.load_model(folder, own, _attention.NAME)
     width, wanted = width_of(target), int(model.config.backbone_hidden_size)
     if wanted != width:
         raise ConfigError(f"the head in {folder} is made for a target of width {wanted}, and this one is {width} wide")

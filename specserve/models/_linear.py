@@ -20,6 +20,7 @@ from torch import nn
 
 from specserve.errors import ConfigError
 from specserve.models import _panels
+from specserve.models._int8 import Int8Linear
 from specserve.models._panels import Panels
 
 _USUAL_ROWS = 4  # oneDNN picks the packed layout for this many rows; others run on it as well
@@ -48,6 +49,11 @@ def speed_up(model: nn.Module) -> None:
             setattr(parent, name, PackedLinear([child]))
 
 
+def reads_int8(dtype: str, device: torch.device) -> bool:
+    """Whether int8 weights of a model of this dtype stay int8 once it is sped up; else they are written out."""
+    return dtype == "float32" and device.type == "cpu" and _panels.kernels() is not None
+
+
 def _has_onednn() -> bool:
     return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
@@ -73,8 +79,10 @@ def joint_product(first: nn.Module) -> PackedLinear | None:
 
 
 def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
-    # Subclasses may compute something else.
-    return type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+    # Other subclasses may compute something else.
+    if type(module) is not nn.Linear and type(module) is not Int8Linear:
+        return False
+    return module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
 
 
 def _fit_together(layers: Sequence[nn.Linear]) -> bool:

@@ -84,18 +84,44 @@ def check_weights(role: Role, weights: int, config: ModelConfig, device: torch.d
 
 def weight_bytes(folder: Path, config: ModelConfig) -> int:
     """Bytes of a folder's weights in the configured dtype, from the shapes that its files name. Raises ConfigError."""
+    return _itemsize(config) * sum(map(prod, _all_shapes(folder).values()))
+
+
+def held_bytes(folder: Path, config: ModelConfig, device: torch.device) -> int:
+    """What stays of them once they are quantised, which is less only where int8 is what is read. Raises ConfigError."""
+    from specserve.models import _linear, _reduced_head
+
+    if config.quantization == "none" or not _linear.reads_int8(config.dtype, device):
+        return weight_bytes(folder, config)
+    shapes = _all_shapes(folder)
+    embeddings = {name: shape for name, shape in shapes.items() if "embed" in name}
+    matrices = [shape for name, shape in shapes.items() if len(shape) > 1 and name not in embeddings]
+    others = [shape for name, shape in shapes.items() if len(shape) < 2]
+    if not any("lm_head" in name for name in shapes) and not (folder / _reduced_head.FILE).is_file():
+        matrices += embeddings.values()  # the head is tied: looked up as it is, and multiplied with as int8
+    scales = sum(shape[0] for shape in matrices)
+    exact = sum(map(prod, [*embeddings.values(), *others])) + scales
+    return _itemsize(config) * exact + sum(map(prod, matrices))
+
+
+def _itemsize(config: ModelConfig) -> int:
     import torch
 
-    itemsize = cast("torch.dtype", getattr(torch, config.dtype)).itemsize
-    return itemsize * sum(prod(shape) for path in folder.glob("*.safetensors") for shape in _shapes(path))
+    return cast("torch.dtype", getattr(torch, config.dtype)).itemsize
 
 
-def _shapes(path: Path) -> list[list[int]]:
+def _all_shapes(folder: Path) -> dict[str, list[int]]:
+    return {
+        f"{path.name}:{name}": shape for path in folder.glob("*.safetensors") for name, shape in _shapes(path).items()
+    }
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
     """The shapes of the tensors that a safetensors file names: a length in 8 bytes, then JSON. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return [entry["shape"] for name, entry in found.items() if name != "__metadata__"]
+        return {name: entry["shape"] for name, entry in found.items() if name != "__metadata__"}
     except (OSError, ValueError, AttributeError, KeyError, MemoryError, OverflowError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
@@ -129,11 +155,13 @@ def told(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"
 
 
-def line(memory: Mapping[str, int]) -> str:
+def line(memory: Mapping[str, int], quantization: str = "none") -> str:
     """A worker's memory in a line for people; nothing is known of emulated devices."""
     if not memory:
         return "emulated, no memory to speak of"
-    parts = ", ".join(f"{told(memory[use])} {use}" for use in ("weights", "kv", "logits", "slots"))
+    weights = "weights" if quantization == "none" else f"{quantization} weights"
+    uses = {"weights": weights, "kv": "kv", "logits": "logits", "slots": "slots"}
+    parts = ", ".join(f"{told(memory[use])} {name}" for use, name in uses.items())
     return f"{parts}; {told(memory['free'])} were free beside the weights"
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from specserve import native
+from specserve.models._int8 import Int8Linear
 from specserve.models._large_pages import Arena
 
 _PHASE_ROOM = 512
@@ -28,6 +29,7 @@ class Product(ctypes.Structure):
 
     _fields_ = (
         ("panels", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
@@ -42,6 +44,7 @@ def kernels() -> ctypes.CDLL | None:
         number, pointer = ctypes.c_int64, ctypes.c_void_p
         library.specserve_panel.restype = number
         library.specserve_pack.argtypes = (pointer, number, number, pointer)
+        library.specserve_pack_int8.argtypes = (pointer, number, number, pointer)
         library.specserve_products.argtypes = (pointer, number, pointer, number, pointer, number, pointer, ctypes.c_int)
     return library
 
@@ -56,22 +59,28 @@ class Panels:
         self._library = library
         self._inputs = layers[0].in_features
         self._outputs = sum(layer.out_features for layer in layers)
-        self._kept = [tensor for layer in layers for tensor in self._packed(layer)]
-        weights, biases = self._kept[::2], self._kept[1::2]
-        self.parts = (Product * len(layers))(
-            *[
-                Product(weight.data_ptr(), bias.data_ptr() or None, layer.in_features, layer.out_features)
-                for layer, weight, bias in zip(layers, weights, biases, strict=True)
-            ]
-        )
+        self._kept: list[torch.Tensor] = []
+        self.parts = (Product * len(layers))(*[self._packed(layer) for layer in layers])
 
-    def _packed(self, layer: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's panels, and its bias, empty where it has none."""
+    def _packed(self, layer: nn.Linear) -> Product:
         width = self._library.specserve_panel()
-        weight = layer.weight.detach().contiguous()
-        panels = _arena.floats(-(-layer.out_features // width) * width * layer.in_features)
-        self._library.specserve_pack(weight.data_ptr(), *weight.shape, panels.data_ptr())
-        return panels, torch.empty(0) if layer.bias is None else layer.bias.detach().contiguous()
+        size = -(-layer.out_features // width) * width * layer.in_features
+        scales = None
+        if isinstance(layer, Int8Linear):
+            codes, panels, scales = layer.codes(), _arena.floats(-(-size // 4)), layer.scales
+            self._library.specserve_pack_int8(codes.data_ptr(), *codes.shape, panels.data_ptr())
+        else:
+            weight, panels = layer.weight.detach().contiguous(), _arena.floats(size)
+            self._library.specserve_pack(weight.data_ptr(), *weight.shape, panels.data_ptr())
+        bias = None if layer.bias is None else layer.bias.detach()
+        return Product(self._keep(panels), self._keep(scales), self._keep(bias), layer.in_features, layer.out_features)
+
+    def _keep(self, tensor: torch.Tensor | None) -> int | None:
+        """Where C reads a tensor, for as long as these panels are there."""
+        if tensor is None:
+            return None
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """rows float32 [n, inputs] → [n, all outputs]. Raises IndexError for others, behind whose end C would read."""

@@ -15,7 +15,7 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, NoRowStates, _memory_plan, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _int8, _memory_plan, loading, vocabulary
 from specserve.models._ranks import RankGroup
 from specserve.types import WorkerInfo
 
@@ -50,9 +50,12 @@ def load_backend(
         raise ConfigError(f"{folder} holds a draft head, which cannot be a target; give it as draft.model.source")
     _check_ranks(config, ranks)
     emulated, device = name == loading.EMULATED, loading.device_of(config)
-    weights = 0 if emulated else _memory_plan.weight_bytes(folder, config) // config.tensor_parallel
+    _int8.refuse_unfit(config, recurrent=name == loading.RECURRENT, emulated=emulated)
+    weights = 0
     if not emulated:
-        _memory_plan.check_weights(role, weights, config, device)
+        read = _memory_plan.weight_bytes(folder, config) // config.tensor_parallel
+        _memory_plan.check_weights(role, read, config, device)
+        weights = _memory_plan.held_bytes(folder, config, device) // config.tensor_parallel
     backend = attach(_built(name, config, folder, ranks), folder)
     invariant = role == "target" and engine.batch_invariant
     if invariant:
@@ -80,6 +83,7 @@ def load_backend(
         weights_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
         load_s=perf_counter() - began,
         memory=memory,
+        quantization=config.quantization,
         positional=isinstance(backend.states, NoRowStates),
     )
     return backend, info

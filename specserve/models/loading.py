@@ -20,7 +20,7 @@ import torch
 
 from specserve.config import DEMO, DEMO_HEAD, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, _reduced_head
+from specserve.models import Backend, _int8, _reduced_head
 
 if TYPE_CHECKING:
     from specserve.models._ranks import RankGroup
@@ -160,7 +160,7 @@ def device_of(config: ModelConfig) -> torch.device:
 
 
 def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa", ranks: RankGroup | None = None) -> Any:
-    """The folder's causal model in eval mode, with the configured dtype, on the configured device.
+    """The folder's causal model in eval mode, with the configured dtype and quantization, on the configured device.
 
     `attention` is a name in transformers' attention interface. With `ranks` it is this rank's part only.
 
@@ -175,6 +175,8 @@ def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa", ranks
 
         _shards.put_in_place(model, ranks)
     _reduced_head.put_in_place(model, folder)
+    if config.quantization == "int8":
+        _int8.round_weights(model)
     return model.eval().requires_grad_(False).to(device)
 
 

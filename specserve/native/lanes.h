@@ -5,6 +5,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define WIDTH 16
 #elif defined(__AVX__)
@@ -16,10 +20,24 @@
 typedef float lanes __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t whole_lanes __attribute__((vector_size(4 * WIDTH)));
 typedef float unaligned_lanes __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int8_t byte_lanes __attribute__((vector_size(WIDTH)));
 
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE lanes read(const float *from) { return *(const unaligned_lanes *)from; }
+
+/* WIDTH whole numbers of a byte each, as floats. Spelt out, as gcc takes a general conversion lane by lane. */
+INLINE lanes read_int8(const int8_t *from) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    return (lanes)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    byte_lanes bytes;
+    memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(bytes, lanes);
+#endif
+}
 
 INLINE void write(float *to, lanes value) { *(unaligned_lanes *)to = value; }
 

@@ -2,27 +2,26 @@
 
 #include "team.h"
 
-#define AHEAD (16 * PANEL) /* floats: far enough for memory to bring them in time */
+#define AHEAD 1024 /* bytes: far enough for memory to bring them in time */
 
-INLINE void multiply(int rows, const float *strip, const float *panel, int64_t inputs, float tile[STRIP][PANEL]) {
-    lanes sums[STRIP][VECTORS];
+INLINE void clear(int rows, lanes sums[STRIP][VECTORS]) {
 #pragma GCC unroll 16
     for (int row = 0; row < rows; row++) {
 #pragma GCC unroll 4
         for (int part = 0; part < VECTORS; part++) sums[row][part] = (lanes){0};
     }
-#pragma GCC unroll 2
-    for (int64_t input = 0; input < inputs; input++, panel += PANEL, strip += rows) {
-        __builtin_prefetch(panel + AHEAD);
-        lanes weights[VECTORS];
-#pragma GCC unroll 4
-        for (int part = 0; part < VECTORS; part++) weights[part] = read(panel + part * WIDTH);
+}
+
+/* One input of all rows, times its weights. */
+INLINE void add_input(int rows, const lanes weights[VECTORS], const float *strip, lanes sums[STRIP][VECTORS]) {
 #pragma GCC unroll 16
-        for (int row = 0; row < rows; row++) {
+    for (int row = 0; row < rows; row++) {
 #pragma GCC unroll 4
-            for (int part = 0; part < VECTORS; part++) sums[row][part] += weights[part] * strip[row];
-        }
+        for (int part = 0; part < VECTORS; part++) sums[row][part] += weights[part] * strip[row];
     }
+}
+
+INLINE void write_out(int rows, lanes sums[STRIP][VECTORS], float tile[STRIP][PANEL]) {
 #pragma GCC unroll 16
     for (int row = 0; row < rows; row++) {
 #pragma GCC unroll 4
@@ -30,10 +29,41 @@ INLINE void multiply(int rows, const float *strip, const float *panel, int64_t i
     }
 }
 
-/* A function of its own for each number of rows, as each has its own registers. */
+INLINE void multiply(int rows, const float *strip, const float *panel, int64_t inputs, float tile[STRIP][PANEL]) {
+    lanes sums[STRIP][VECTORS];
+    clear(rows, sums);
+#pragma GCC unroll 2
+    for (int64_t input = 0; input < inputs; input++, panel += PANEL, strip += rows) {
+        __builtin_prefetch((const char *)panel + AHEAD);
+        lanes weights[VECTORS];
+#pragma GCC unroll 4
+        for (int part = 0; part < VECTORS; part++) weights[part] = read(panel + part * WIDTH);
+        add_input(rows, weights, strip, sums);
+    }
+    write_out(rows, sums, tile);
+}
+
+INLINE void multiply_int8(int rows, const float *strip, const int8_t *panel, int64_t inputs, float tile[STRIP][PANEL]) {
+    lanes sums[STRIP][VECTORS];
+    clear(rows, sums);
+#pragma GCC unroll 4
+    for (int64_t input = 0; input < inputs; input++, panel += PANEL, strip += rows) {
+        __builtin_prefetch(panel + AHEAD);
+        lanes weights[VECTORS];
+#pragma GCC unroll 4
+        for (int part = 0; part < VECTORS; part++) weights[part] = read_int8(panel + part * WIDTH);
+        add_input(rows, weights, strip, sums);
+    }
+    write_out(rows, sums, tile);
+}
+
+/* Functions of their own for each number of rows, as each has its own registers. */
 #define MULTIPLY(rows)                                                                                               \
-    static void multiply_##rows(const float *strip, const float *panel, int64_t inputs, float tile[STRIP][PANEL]) { \
+    static void multiply_##rows(const float *strip, const void *panel, int64_t inputs, float tile[STRIP][PANEL]) {   \
         multiply(rows, strip, panel, inputs, tile);                                                                  \
+    }                                                                                                                \
+    static void multiply_int8_##rows(const float *strip, const void *panel, int64_t inputs, float tile[STRIP][PANEL]) { \
+        multiply_int8(rows, strip, panel, inputs, tile);                                                             \
     }
 MULTIPLY(1)
 MULTIPLY(2)
@@ -50,20 +80,30 @@ MULTIPLY(11)
 MULTIPLY(12)
 #endif
 
-typedef void multiplier(const float *, const float *, int64_t, float[STRIP][PANEL]);
+typedef void multiplier(const float *, const void *, int64_t, float[STRIP][PANEL]);
 
-static multiplier *const multipliers[STRIP] = {
-    multiply_1, multiply_2,  multiply_3,  multiply_4, multiply_5, multiply_6,
 #if STRIP > 6
-    multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12,
+#define FOR_EACH_HEIGHT(name)                                                                                        \
+    {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8, name##_9, name##_10, name##_11, name##_12}
+#else
+#define FOR_EACH_HEIGHT(name) {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6}
 #endif
-};
+
+static multiplier *const multipliers[STRIP] = FOR_EACH_HEIGHT(multiply);
+static multiplier *const int8_multipliers[STRIP] = FOR_EACH_HEIGHT(multiply_int8);
 
 void panel_product(const product *of, int64_t panel, const float *strip, int64_t rows, float tile[STRIP][PANEL]) {
-    multipliers[rows - 1](strip, of->panels + panel * PANEL * of->inputs, of->inputs, tile);
-    if (!of->bias) return;
-    const int64_t first = panel * PANEL;
+    const int64_t at = panel * PANEL * of->inputs, first = panel * PANEL;
     const int64_t width = of->outputs - first < PANEL ? of->outputs - first : PANEL;
+    if (!of->scales) {
+        multipliers[rows - 1](strip, (const float *)of->panels + at, of->inputs, tile);
+    } else {
+        int8_multipliers[rows - 1](strip, (const int8_t *)of->panels + at, of->inputs, tile);
+        for (int64_t row = 0; row < rows; row++) {
+            for (int64_t output = 0; output < width; output++) tile[row][output] *= of->scales[first + output];
+        }
+    }
+    if (!of->bias) return;
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t output = 0; output < width; output++) tile[row][output] += of->bias[first + output];
     }
@@ -71,18 +111,21 @@ void panel_product(const product *of, int64_t panel, const float *strip, int64_t
 
 int64_t specserve_panel(void) { return PANEL; }
 
-/* Lay weight [outputs, inputs] out in panels. */
-void specserve_pack(const float *weight, int64_t outputs, int64_t inputs, float *panels) {
-    for (int64_t panel = 0; panel < panels_of(outputs); panel++) {
-        for (int64_t lane = 0; lane < PANEL; lane++) {
-            const int64_t output = panel * PANEL + lane;
-            float *to = panels + panel * PANEL * inputs + lane;
-            for (int64_t input = 0; input < inputs; input++, to += PANEL) {
-                *to = output < outputs ? weight[output * inputs + input] : 0.0f;
-            }
-        }
+/* Lay a weight [outputs, inputs] out in panels, of its own kind. */
+#define PACK(name, kind)                                                                                             \
+    void name(const kind *weight, int64_t outputs, int64_t inputs, kind *panels) {                                   \
+        for (int64_t panel = 0; panel < panels_of(outputs); panel++) {                                               \
+            for (int64_t lane = 0; lane < PANEL; lane++) {                                                           \
+                const int64_t output = panel * PANEL + lane;                                                         \
+                kind *to = panels + panel * PANEL * inputs + lane;                                                   \
+                for (int64_t input = 0; input < inputs; input++, to += PANEL) {                                      \
+                    *to = output < outputs ? weight[output * inputs + input] : 0;                                    \
+                }                                                                                                    \
+            }                                                                                                        \
+        }                                                                                                            \
     }
-}
+PACK(specserve_pack, float)
+PACK(specserve_pack_int8, int8_t)
 
 static void store_tile(const product *of, int64_t panel, int64_t rows, float tile[STRIP][PANEL], float *to, int64_t apart) {
     const int64_t first = panel * PANEL;

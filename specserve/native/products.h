@@ -4,6 +4,8 @@
  * weights of each side by side; the last panel is filled up with zeros. Rows lie in strips of at most STRIP rows: in it
  * input after input, the rows' values side by side. A panel times a strip stays in registers. Each result adds up its
  * inputs in their order, so it has the same bits in any company.
+ *
+ * Panels of int8 lie the same way, a byte for each weight. What they add up to is multiplied by the output's scale, once.
  */
 #ifndef SPECSERVE_PRODUCTS_H
 #define SPECSERVE_PRODUCTS_H
@@ -19,9 +21,10 @@
 #endif
 #define PANEL (VECTORS * WIDTH)
 
-/* bias may be null. */
+/* panels are floats where scales is null, else int8. bias may be null. */
 typedef struct {
-    const float *panels;
+    const void *panels;
+    const float *scales;
     const float *bias;
     int64_t inputs;
     int64_t outputs;

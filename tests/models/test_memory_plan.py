@@ -88,4 +88,5 @@ def test_the_plan_is_told_in_one_line():
     assert (
         told == "16.0 GiB weights, 40.0 GiB kv, 100.0 MiB logits, 0.0 MiB slots; 60.0 GiB were free beside the weights"
     )
+    assert "16.0 GiB int8 weights, 40" in _memory_plan.line(memory, "int8")
     assert "emulated" in _memory_plan.line({})
