@@ -22,7 +22,7 @@ from specserve import config as configs
 from specserve.bench.chaos_report import LONGEST_RECOVERY_S, Fault, Outcome
 from specserve.bench.faults import KINDS, alive, titled
 from specserve.bench.load import quantile
-from specserve.bench.watched import Ask, expectations, keep_asking, watch
+from specserve.bench.watched import Ask, Seen, expectations, keep_asking
 from specserve.config import Config
 from specserve.errors import ConfigError, Unavailable
 
@@ -32,7 +32,8 @@ ROLES: Final = ("draft", "target", "coordinator", "ingress")
 _REPLACED: Final = frozenset({"kill", "stop"})
 _POLL_S: Final = 0.05
 _SETTLE_S: Final = 20.0
-_PLAIN_TOKENS: Final = 16
+_PLAIN_TOKENS: Final = 32
+_PLAIN_S: Final = 4.0
 INGRESSES: Final = 2
 
 
@@ -116,12 +117,16 @@ async def disturb(url: str, config: Config, options: Options, progress: Progress
 
 
 async def _plain_step_s(client: httpx.AsyncClient, asks: Sequence[Ask], clients: int) -> float | None:
-    """The median time between two events of as many streams as there will be, none of them with drafts."""
+    """The median time between two events of streams without drafts, while as many clients keep asking as there will be.
+
+    So it is a step at this load, with prompts beside it and clients that come and go.
+    """
     plain = [
         Ask(ask.body | {"max_tokens": _PLAIN_TOKENS, "speculation": ask.body.get("speculation", {}) | {"depth": 0}})
         for ask in asks
     ]
-    streams = await asyncio.gather(*(watch(client, plain[number % len(plain)]) for number in range(clients)))
+    streams: list[Seen] = []
+    await keep_asking(client, plain, clients, asyncio.sleep(_PLAIN_S), lambda _, seen: streams.append(seen))
     return quantile([after - before for seen in streams for before, after in pairwise(seen.at)], 0.5)
 
 

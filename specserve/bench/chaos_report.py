@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from specserve.bench.load import quantile
@@ -103,27 +104,64 @@ def _stall_s(fault: Fault, outcome: Outcome) -> float:
 def draft_kills(outcome: Outcome) -> list[Row]:
     """A row for each draft worker that was killed.
 
-    gap is the longest time between two events of any stream of which some part lies in the two seconds after the kill,
-    and shall stay below the bar: a round of plain decoding, as clients see it, and 100 ms. stall is the longest until
-    all was well again, with the start of another process beside the streams.
+    next is the longest time between two events of any stream in which the kill lies: how long the next round took. gap
+    is the longest of which some part lies in the two seconds after the kill, and shall stay below the bar: a round of
+    plain decoding at this load, as clients see it, and 100 ms. before is the longest that ended in the two seconds
+    before it: what the load itself does. stall is the longest until all was well again, with the start of another
+    process beside the streams.
     """
-    kills = [fault for fault in outcome.faults if (fault.role, fault.kind) == ("draft", "kill")]
-    return [_draft_kill(number, fault, outcome) for number, fault in enumerate(kills)]
+    return [_draft_kill(number, fault, outcome) for number, fault in enumerate(_draft_faults(outcome))]
+
+
+def _draft_faults(outcome: Outcome) -> list[Fault]:
+    return [fault for fault in outcome.faults if (fault.role, fault.kind) == ("draft", "kill")]
 
 
 def _draft_kill(number: int, fault: Fault, outcome: Outcome) -> Row:
-    gaps = [seen.longest_gap_s(fault.began_s, fault.began_s + _NOTICED_S) for seen in outcome.during(fault)]
-    gap_s = max(gaps, default=0.0)
-    bar_s = None if outcome.plain_step_s is None else outcome.plain_step_s + DRAFT_KILL_SLACK_S
+    at_s, bar_s = fault.began_s, _bar_s(outcome)
+    gap_s = _longest_gap_s(outcome, at_s, at_s + _NOTICED_S)
     return {
         "kill": number,
-        "streams": len(gaps),
+        "streams": len(outcome.during(fault)),
+        "before_s": _longest_whole_gap_s(outcome, at_s - _NOTICED_S, at_s),
+        "next_s": _longest_gap_s(outcome, at_s, at_s),
         "gap_s": gap_s,
         "bar_s": bar_s,
         "within": None if bar_s is None else "yes" if gap_s <= bar_s else "NO",
         "stall_s": _stall_s(fault, outcome),
         "recovery_s": None if fault.recovered_s is None else fault.recovered_s - fault.began_s,
     }
+
+
+def _bar_s(outcome: Outcome) -> float | None:
+    return None if outcome.plain_step_s is None else outcome.plain_step_s + DRAFT_KILL_SLACK_S
+
+
+def _longest_gap_s(outcome: Outcome, from_s: float, to_s: float) -> float:
+    return max((seen.longest_gap_s(from_s, to_s) for seen in outcome.streams), default=0.0)
+
+
+def _longest_whole_gap_s(outcome: Outcome, from_s: float, to_s: float) -> float:
+    """Of those that ended between these two times."""
+    pairs = (pair for seen in outcome.streams for pair in pairwise(seen.at))
+    return max((after - before for before, after in pairs if from_s <= after <= to_s), default=0.0)
+
+
+def draft_kills_together(outcome: Outcome) -> Row | None:
+    """All kills of draft workers in one row: the median and the longest of each time; None where there was none."""
+    kills = draft_kills(outcome)
+    if not kills:
+        return None
+    times: dict[str, float | None] = {}
+    for name in ("before", "next", "gap", "stall"):
+        found = [value for kill in kills if isinstance(value := kill[f"{name}_s"], float)]
+        times |= {f"{name}_p50_s": quantile(found, 0.5), f"{name}_max_s": max(found, default=None)}
+    return {
+        "kills": len(kills),
+        "plain_step_s": outcome.plain_step_s,
+        "bar_s": _bar_s(outcome),
+        "within": sum(kill["within"] == "yes" for kill in kills),
+    } | times
 
 
 def blame(seen: Seen, faults: Sequence[Fault]) -> Fault | None:
