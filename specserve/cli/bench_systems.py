@@ -122,7 +122,7 @@ def _chaos(arguments: argparse.Namespace) -> Findings:
     return Findings(
         [
             (f"{options.profile}, {options.clients} clients: faults by role and kind", found),
-            *([("each kill of a draft worker", kills), ("all of them", [together])] if together else []),
+            *([("each kill of a draft worker", kills), ("all kills of draft workers", together)] if kills else []),
             ("the whole run", [whole]),
         ],
         settings_of(options) | {"whole": whole, "draft_kills": kills, "draft_kills_together": together},
