@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, Final
 
@@ -19,10 +19,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve import config as configs
-from specserve.bench.chaos_report import LONGEST_RECOVERY_S, Fault, Outcome
+from specserve.bench.chaos_report import LONGEST_RECOVERY_S, Fault, Outcome, lost_draft, round_ends
 from specserve.bench.faults import KINDS, alive, titled
 from specserve.bench.load import quantile
-from specserve.bench.watched import Ask, expectations, keep_asking, watch
+from specserve.bench.watched import Ask, expectations, keep_asking
 from specserve.config import Config
 from specserve.errors import ConfigError, Unavailable
 
@@ -31,8 +31,10 @@ Progress = Callable[[str], None]
 ROLES: Final = ("draft", "target", "coordinator", "ingress")
 _REPLACED: Final = frozenset({"kill", "stop"})
 _POLL_S: Final = 0.05
+_DRAFTS_AGAIN_S: Final = 1.0  # a worker that is back drafts at once; the time without drafts then has an end
 _SETTLE_S: Final = 20.0
-_PLAIN_TOKENS: Final = 16
+_PLAIN_TOKENS: Final = 32
+_PLAIN_S: Final = 4.0
 INGRESSES: Final = 2
 
 
@@ -108,7 +110,7 @@ async def disturb(url: str, config: Config, options: Options, progress: Progress
         outcome.plain_step_s = await _plain_step_s(client, asks, options.clients)
         before = recomputed(await _metrics(client))
         progress(f"{options.clients} clients; faults for {options.seconds:g} s")
-        faults = _faults(options, outcome, progress)
+        faults = _faults(client, options, outcome, progress)
         await keep_asking(client, asks, options.clients, faults, lambda n, seen: outcome.note(seen, expected[n]))
         outcome.left = await left_over(client)
         outcome.recomputed = recomputed(await _metrics(client)) - before
@@ -116,16 +118,27 @@ async def disturb(url: str, config: Config, options: Options, progress: Progress
 
 
 async def _plain_step_s(client: httpx.AsyncClient, asks: Sequence[Ask], clients: int) -> float | None:
-    """The median time between two events of as many streams as there will be, none of them with drafts."""
+    """The median time between the ends of two rounds without drafts, with as many clients as there will be.
+
+    So it is a step at this load, with prompts beside it and clients that come and go. The coordinator's clock says it:
+    clients of a full machine get several events at once, and the time between two of those is no step.
+    """
     plain = [
         Ask(ask.body | {"max_tokens": _PLAIN_TOKENS, "speculation": ask.body.get("speculation", {}) | {"depth": 0}})
         for ask in asks
     ]
-    streams = await asyncio.gather(*(watch(client, plain[number % len(plain)]) for number in range(clients)))
-    return quantile([after - before for seen in streams for before, after in pairwise(seen.at)], 0.5)
+    before = round_ends(await _timeline(client))
+    await keep_asking(client, plain, clients, asyncio.sleep(_PLAIN_S), lambda *_: None)
+    ends = [end_s for number, end_s in round_ends(await _timeline(client)).items() if number > max(before, default=-1)]
+    return quantile([after - end for end, after in pairwise(sorted(ends))], 0.5)
 
 
-async def _faults(options: Options, outcome: Outcome, progress: Progress) -> None:
+async def _timeline(client: httpx.AsyncClient) -> dict[str, Any]:
+    trace: dict[str, Any] = (await client.get("/timeline.json")).json()
+    return trace
+
+
+async def _faults(client: httpx.AsyncClient, options: Options, outcome: Outcome, progress: Progress) -> None:
     chance = random.Random(options.seed)
     cases = list(product(options.kinds, options.roles))
     end_s = time.monotonic() + options.seconds
@@ -133,6 +146,9 @@ async def _faults(options: Options, outcome: Outcome, progress: Progress) -> Non
         await asyncio.sleep(chance.uniform(0.3, 1.0) * options.pause_s)
         kind, role = chance.choice(cases)
         fault = await asyncio.to_thread(_inflict, kind, role, chance.random(), options.hold_s)
+        if (kind, role) == ("kill", "draft") and fault.recovered_s is not None:
+            await asyncio.sleep(_DRAFTS_AGAIN_S)
+            fault = replace(fault, rounds=lost_draft(await _timeline(client)))
         outcome.faults.append(fault)
         progress(f"{kind} {role}: {_told(fault)}")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
 
 from specserve.bench.load import quantile
 from specserve.bench.report import Row
@@ -17,21 +18,37 @@ DRAFT_KILL_SLACK_S: Final = 0.1
 _NOTICED_S: Final = 2.0
 """Within this time a dead worker is missed, even where only its silence tells (`cluster.lost_after_s`)."""
 
+_ABSENT_S: Final = 1.0
+"""No process starts within this time, and no draft worker that is there is without a plan for so long."""
+
+_TIMES: Final = ("rounds_before", "rounds", "before", "next", "gap", "stall")
+_BARRED: Final = frozenset({"rounds", "next", "gap"})
+
 _MAY_FAIL: Final = frozenset({"ingress"})
 """Streams may end before their time where this is hurt: a socket cannot be moved to another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostDraft:
+    """The longest time between the ends of two rounds, in the two seconds before and after a draft worker was lost."""
+
+    before_s: float
+    after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What was done to whom, and when it began and was over, in seconds of the monotonic clock.
 
-    recovered_s is None where it was not over in two minutes.
+    recovered_s is None where it was not over in two minutes. rounds is what the coordinator saw of it, told for a draft
+    worker that was killed.
     """
 
     kind: str
     role: str
     began_s: float
     recovered_s: float | None
+    rounds: LostDraft | None = None
 
     @property
     def end_s(self) -> float:
@@ -44,7 +61,7 @@ class Outcome:
     """All that was seen.
 
     left is what was still held when every stream had ended, by metric. recomputed are the positions that targets
-    computed again. plain_step_s is the time between two events of a stream without drafts, before any fault.
+    computed again. plain_step_s is the time between two rounds without drafts at this load, before any fault.
     """
 
     faults: list[Fault] = field(default_factory=list)
@@ -103,26 +120,107 @@ def _stall_s(fault: Fault, outcome: Outcome) -> float:
 def draft_kills(outcome: Outcome) -> list[Row]:
     """A row for each draft worker that was killed.
 
-    gap is the longest time between two events of any stream of which some part lies in the two seconds after the kill,
-    and shall stay below the bar: a round of plain decoding, as clients see it, and 100 ms. stall is the longest until
-    all was well again, with the start of another process beside the streams.
+    next is the longest time between two events of any stream in which the kill lies: how long the next round took. gap
+    is the longest of which some part lies in the two seconds after the kill, and shall stay below the bar: a round of
+    plain decoding at this load, and 100 ms. rounds is the same between the ends of two rounds, as
+    the coordinator sees them, without what a busy machine does to clients and HTTP. before is the longest that ended in
+    the two seconds before it, and rounds_before likewise: what the load itself does. stall is the longest until all was
+    well again, with the start of another process beside the streams.
     """
-    kills = [fault for fault in outcome.faults if (fault.role, fault.kind) == ("draft", "kill")]
-    return [_draft_kill(number, fault, outcome) for number, fault in enumerate(kills)]
+    return [_draft_kill(number, fault, outcome) for number, fault in enumerate(_draft_faults(outcome))]
+
+
+def _draft_faults(outcome: Outcome) -> list[Fault]:
+    return [fault for fault in outcome.faults if (fault.role, fault.kind) == ("draft", "kill")]
 
 
 def _draft_kill(number: int, fault: Fault, outcome: Outcome) -> Row:
-    gaps = [seen.longest_gap_s(fault.began_s, fault.began_s + _NOTICED_S) for seen in outcome.during(fault)]
-    gap_s = max(gaps, default=0.0)
-    bar_s = None if outcome.plain_step_s is None else outcome.plain_step_s + DRAFT_KILL_SLACK_S
+    at_s, bar_s = fault.began_s, _bar_s(outcome)
+    gap_s = _longest_gap_s(outcome, at_s, at_s + _NOTICED_S)
     return {
         "kill": number,
-        "streams": len(gaps),
+        "streams": len(outcome.during(fault)),
+        "before_s": _longest_whole_gap_s(outcome, at_s - _NOTICED_S, at_s),
+        "next_s": _longest_gap_s(outcome, at_s, at_s),
         "gap_s": gap_s,
+        "rounds_before_s": None if fault.rounds is None else fault.rounds.before_s,
+        "rounds_s": None if fault.rounds is None else fault.rounds.after_s,
         "bar_s": bar_s,
-        "within": None if bar_s is None else "yes" if gap_s <= bar_s else "NO",
+        "within": _within(gap_s, bar_s),
+        "rounds_within": None if fault.rounds is None else _within(fault.rounds.after_s, bar_s),
         "stall_s": _stall_s(fault, outcome),
         "recovery_s": None if fault.recovered_s is None else fault.recovered_s - fault.began_s,
+    }
+
+
+def _within(time_s: float, bar_s: float | None) -> str | None:
+    return None if bar_s is None else "yes" if time_s <= bar_s else "NO"
+
+
+def _bar_s(outcome: Outcome) -> float | None:
+    return None if outcome.plain_step_s is None else outcome.plain_step_s + DRAFT_KILL_SLACK_S
+
+
+def _longest_gap_s(outcome: Outcome, from_s: float, to_s: float) -> float:
+    return max((seen.longest_gap_s(from_s, to_s) for seen in outcome.streams), default=0.0)
+
+
+def _longest_whole_gap_s(outcome: Outcome, from_s: float, to_s: float) -> float:
+    """Of those that ended between these two times."""
+    pairs = (pair for seen in outcome.streams for pair in pairwise(seen.at))
+    return max((after - before for before, after in pairs if from_s <= after <= to_s), default=0.0)
+
+
+def draft_kills_together(outcome: Outcome) -> list[Row]:
+    """A row for each time that `draft_kills` tells: the median and the longest of all, and how many kept the bar."""
+    kills = draft_kills(outcome)
+    return [_together(name, kills, outcome) for name in _TIMES] if kills else []
+
+
+def _together(name: str, kills: Sequence[Row], outcome: Outcome) -> Row:
+    found = [value for kill in kills if isinstance(value := kill[f"{name}_s"], float)]
+    bar_s = _bar_s(outcome) if name in _BARRED else None
+    return {
+        "time": name,
+        "kills": len(found),
+        "p50_s": quantile(found, 0.5),
+        "max_s": max(found, default=None),
+        "plain_step_s": outcome.plain_step_s,
+        "bar_s": bar_s,
+        "within": None if bar_s is None else sum(value <= bar_s for value in found),
+    }
+
+
+def lost_draft(trace: dict[str, Any]) -> LostDraft | None:
+    """What a timeline tells of the last time without a draft, of a second or more; None where there was none.
+
+    It begins with the end of the draft before it, which the coordinator's clock says: no clock of ours is needed.
+    """
+    drafts = sorted(_spans(trace, "draft round trip").values())
+    absences = [end for (_, end), (after, _) in pairwise(drafts) if after - end >= _ABSENT_S]
+    if not absences:
+        return None
+    lost_s = absences[-1]
+    gaps = list(pairwise(sorted(round_ends(trace).values())))
+    return LostDraft(
+        before_s=max((b - a for a, b in gaps if lost_s - _NOTICED_S <= b <= lost_s), default=0.0),
+        after_s=max((b - a for a, b in gaps if b > lost_s and a < lost_s + _NOTICED_S), default=0.0),
+    )
+
+
+def round_ends(trace: dict[str, Any]) -> dict[int, float]:
+    """When each round of a timeline ended, by its number, in seconds from the timeline's beginning."""
+    return {number: end for number, (_, end) in _spans(trace, "target round trip").items()}
+
+
+def _spans(trace: dict[str, Any], title: str) -> dict[int, tuple[float, float]]:
+    """Beginnings and ends of one track of a timeline, by the number of the batch."""
+    events = trace["traceEvents"]
+    (track,) = (each["tid"] for each in events if each["ph"] == "M" and each["args"]["name"] == title)
+    return {
+        int(each["name"].rpartition(" ")[2]): (each["ts"] / 1e6, (each["ts"] + each["dur"]) / 1e6)
+        for each in events
+        if each["ph"] == "X" and each["tid"] == track
     }
 
 

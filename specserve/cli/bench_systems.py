@@ -113,18 +113,19 @@ def _add_chaos(chaos: argparse.ArgumentParser) -> None:
 
 def _chaos(arguments: argparse.Namespace) -> Findings:
     from specserve.bench.chaos import Options, measure
-    from specserve.bench.chaos_report import broken, draft_kills, rows, summary
+    from specserve.bench.chaos_report import broken, draft_kills, draft_kills_together, rows, summary
 
     options = options_of(Options, arguments)
     outcome = measure(options, progress)
-    found, whole, kills = rows(outcome), summary(outcome), draft_kills(outcome)
+    found, whole = rows(outcome), summary(outcome)
+    kills, together = draft_kills(outcome), draft_kills_together(outcome)
     return Findings(
         [
             (f"{options.profile}, {options.clients} clients: faults by role and kind", found),
-            *([("each kill of a draft worker", kills)] if kills else []),
+            *([("each kill of a draft worker", kills), ("all kills of draft workers", together)] if kills else []),
             ("the whole run", [whole]),
         ],
-        settings_of(options) | {"whole": whole, "draft_kills": kills},
+        settings_of(options) | {"whole": whole, "draft_kills": kills, "draft_kills_together": together},
         found,
         broken=broken(outcome),
     )

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import ray
 
 from specserve import config as configs
 from specserve import logs
+from specserve.cluster.giving_way import giving_way
 from specserve.cluster.link import Echo, EchoAddress, Link, measure
 from specserve.cluster.placement import DRAFT, TARGET
 from specserve.cluster.ray_channel import Frames, to_bytes
@@ -22,14 +23,16 @@ from specserve.cluster.session import WorkerSession
 from specserve.config import EngineConfig
 from specserve.errors import GroupLost, ProtocolError
 from specserve.long_lived import made_to_last
-from specserve.models import Backend, _memory_plan
-from specserve.models._ranks import Meeting, MeetingPlace, RankGroup, arrive
-from specserve.models.loading import device_of, prepare
+from specserve.models import _memory_plan
 from specserve.models.vocabulary import token_ids
 from specserve.transport import Worker
 from specserve.transport.messages import unpack
 from specserve.transport.socket import Address
 from specserve.types import WorkerInfo
+
+if TYPE_CHECKING:
+    from specserve.models import Backend
+    from specserve.models._ranks import Meeting, MeetingPlace, RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +104,8 @@ class WorkerActor:
 
     def meet(self) -> Meeting:
         """Where the other ranks find this one, rank 0, when they load."""
+        from specserve.models._ranks import MeetingPlace
+
         self._begun = True
         if self._place is None:
             _, host = node_address()
@@ -115,17 +120,27 @@ class WorkerActor:
         self._begun = True
         if self._info is None:
             with made_to_last():
-                self._folder = prepare(self._model, self._report, role=self._role)
-                if meeting is not None:
-                    self._report("meeting the other ranks")
-                    self._ranks = self._met(meeting)
-                self._report("loading weights")
-                self._info = self._loaded(self._ranks)
-            held = _memory_plan.line(self._info.memory, self._info.quantization)
-            self._report(f"ready on {self._info.device}: {held}")
+                # The threads through which ranks talk are made while they load, and stay as they are made.
+                info = giving_way(self._load) if meeting is None else self._load(meeting)
+            self._report(f"ready on {info.device}: {_memory_plan.line(info.memory, info.quantization)}")
+            self._info = info
         return self._info
 
+    def _load(self, meeting: Meeting | None = None) -> WorkerInfo:
+        """What takes a core for seconds, torch's own import above all: see `giving_way`."""
+        from specserve.models.loading import prepare
+
+        self._folder = prepare(self._model, self._report, role=self._role)
+        if meeting is not None:
+            self._report("meeting the other ranks")
+            self._ranks = self._met(meeting)
+        self._report("loading weights")
+        return self._loaded(self._ranks)
+
     def _met(self, meeting: Meeting) -> RankGroup:
+        from specserve.models._ranks import RankGroup, arrive
+        from specserve.models.loading import device_of
+
         timeout_s = self._config.cluster.start_timeout_s
         if (self._rank == 0) != (self._place is not None):
             raise GroupLost(f"rank {self._rank} of the {self._role} is asked to join a group of another process")

@@ -9,17 +9,19 @@ from specserve.cluster.actors import DraftActor, in_control_group
 from specserve.cluster.session import WorkerSession
 from specserve.config import EngineConfig
 from specserve.errors import ProtocolError
-from specserve.models._ranks import RankGroup
 from specserve.transport.socket import Address
 from specserve.types import WorkerInfo
 
 if TYPE_CHECKING:
     from specserve.drafting._sharing import Turns
+    from specserve.drafting.worker import DraftWorker
+    from specserve.models._ranks import Meeting, RankGroup
 
 
 class SharedDraftActor(DraftActor):
     """Shares are numbered from 0; what `load` says of blocks and memory is said of each."""
 
+    _drafts: DraftWorker | None = None
     _turns: Turns | None = None
     _seats: dict[int, WorkerSession]
 
@@ -31,14 +33,24 @@ class SharedDraftActor(DraftActor):
     def _limits(self) -> EngineConfig:
         return self._config.engine.of_several(self._pipelines)
 
+    def load(self, meeting: Meeting | None = None) -> WorkerInfo:
+        """See `WorkerActor.load`."""
+        from specserve.drafting import worker as draft_workers
+        from specserve.drafting._sharing import Turns
+
+        info = super().load(meeting)
+        # Not made while loading: its thread, which computes, would give way for good.
+        if self._drafts is not None and self._turns is None:
+            self._turns = Turns(self._drafts, draft_workers.grammars_of(self._config))
+        return info
+
     def _built(self, ranks: RankGroup | None) -> WorkerInfo:
         # Only the worker's process needs torch; keepers and launchers see this module, too.
         from specserve.drafting import worker as draft_workers
-        from specserve.drafting._sharing import Turns, shares
+        from specserve.drafting._sharing import shares
 
-        worker, info = draft_workers.build(self._config, ranks, pipelines=self._pipelines)
+        self._drafts, info = draft_workers.build(self._config, ranks, pipelines=self._pipelines)
         self._shares = shares(info.blocks, self._limits.slot_count, self._pipelines)
-        self._turns = Turns(worker, draft_workers.grammars_of(self._config))
         self._seats = {}
         memory = {use: size // self._pipelines for use, size in info.memory.items()}
         weights = info.weights_bytes // self._pipelines

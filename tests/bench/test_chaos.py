@@ -9,9 +9,22 @@ from command import command
 
 from specserve.bench import chaos
 from specserve.bench.chaos import Options, held, recomputed
-from specserve.bench.chaos_report import Fault, Outcome, blame, broken, draft_kills, rows, summary
+from specserve.bench.chaos_report import (
+    Fault,
+    LostDraft,
+    Outcome,
+    blame,
+    broken,
+    draft_kills,
+    draft_kills_together,
+    lost_draft,
+    rows,
+    summary,
+)
 from specserve.bench.watched import Ask, Seen
 from specserve.errors import ConfigError
+from specserve.timeline import chrome_trace
+from specserve.types import DeviceSpan
 
 
 def seen(end="finished", text="abc", began_s=0.0, ended_s=10.0, at=(), **fields) -> Seen:
@@ -107,10 +120,13 @@ specserve_prefill_tokens_total{model_name="m"} 100.0
 
 
 def test_each_kill_of_a_draft_worker_is_held_against_a_plain_round_and_100_ms():
-    """The longest gap of two seconds counts, whenever it begins; later ones are told; other faults have no such row."""
+    """The longest gap of two seconds counts, whenever it begins; later ones are told; other faults have no such row.
+
+    Beside it stand the gap in which the kill lies, and the longest that was over before it.
+    """
     faults = [Fault("kill", "draft", 2.0, 6.0), Fault("kill", "draft", 12.0, 13.0), Fault("kill", "target", 20.0, 21.0)]
     outcome = Outcome([*faults, Fault("stop", "draft", 22.0, 23.0)], plain_step_s=0.05)
-    outcome.note(seen(at=[1.95, *(2.06 + 0.1 * number for number in range(21)), 5.0], ended_s=8.0), "abc")
+    outcome.note(seen(at=[1.0, 1.03, 1.95, *(2.06 + 0.1 * number for number in range(21)), 5.0], ended_s=8.0), "abc")
     outcome.note(seen(began_s=11.0, at=[11.9, 12.04, 12.5], ended_s=14.0), "abc")
     outcome.note(seen(began_s=15.0, at=[15.0, 19.0], ended_s=19.0), "abc")
     first, second = draft_kills(outcome)
@@ -121,6 +137,35 @@ def test_each_kill_of_a_draft_worker_is_held_against_a_plain_round_and_100_ms():
     assert (first["within"], second["within"]) == ("yes", "NO")
     assert second["gap_s"] == second["stall_s"] == pytest.approx(0.46)
     assert (first["recovery_s"], second["recovery_s"]) == (4.0, 1.0)
+    assert (first["before_s"], first["next_s"]) == (pytest.approx(0.92), pytest.approx(0.11))
+    assert (second["before_s"], second["next_s"]) == (0.0, pytest.approx(0.14))
+
+
+def test_all_kills_of_draft_workers_are_told_together():
+    """The median and the longest of each time, and how many kept the bar; nothing where none was killed."""
+    faults = [Fault("kill", "draft", float(at), at + 2.5, LostDraft(0.2, 0.1)) for at in (10, 20, 30)]
+    outcome = Outcome(faults, plain_step_s=0.05)
+    outcome.note(seen(at=[9.95, 10.1, 19.95, 20.05, 29.99, 30.4], ended_s=40.0), "abc")
+    told = {row["time"]: row for row in draft_kills_together(outcome)}
+    assert (told["next"]["p50_s"], told["next"]["max_s"]) == (pytest.approx(0.15), pytest.approx(0.41))
+    assert (told["rounds"]["kills"], told["rounds"]["within"], told["gap"]["within"]) == (3, 3, 0)
+    assert told["rounds"]["bar_s"] == pytest.approx(0.15)
+    assert told["rounds_before"]["bar_s"] is None
+    assert draft_kills_together(Outcome([Fault("kill", "target", 1.0, 2.0)])) == []
+
+
+def test_rounds_around_a_lost_draft_worker_are_read_off_the_timeline():
+    """The last second without drafts is its absence; rounds count by their ends, two seconds before it and after."""
+    rounds = [0.0, 0.5, 1.9, 2.0, 2.1, 2.4, 4.3, 9.0, 9.1]
+    drafts = [(-9.0, -8.9), (0.3, 0.4), (1.2, 2.2), (8.9, 9.0)]
+    spans = [DeviceSpan("target", n, at - 0.01, at, 0.005, 1, 5) for n, at in enumerate(rounds)]
+    spans += [DeviceSpan("draft", n, at, end, 0.005, 1, 5) for n, (at, end) in enumerate(drafts)]
+    found = lost_draft(chrome_trace(spans, "m"))
+    assert found is not None
+    assert found.before_s == pytest.approx(1.4)
+    assert found.after_s == pytest.approx(1.9)
+    assert lost_draft(chrome_trace(spans[:-1], "m")) != found
+    assert lost_draft(chrome_trace(spans[:9], "m")) is None
 
 
 def test_asks_have_one_text_each():

@@ -20,10 +20,12 @@ from specserve.cluster.actors import WORKER_ACTORS, VerifierActor
 from specserve.cluster.pipeline import Pipeline
 from specserve.cluster.remote import RemoteEngine
 from specserve.config import Config
-from specserve.errors import ConfigError, RequestError, Unavailable
+from specserve.errors import ConfigError, RequestError, SpecserveError, Unavailable
 from specserve.transport.messages import Plan, PlanAhead, Verify
 
 pytestmark = pytest.mark.ray
+
+POISON = 77
 
 
 def with_cluster(config: Config, **changes: object) -> Config:
@@ -165,7 +167,7 @@ def test_rounds_that_stop_are_bad_health(ray_here, config, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("role", ["coordinator", "target"])
+@pytest.mark.parametrize("role", ["coordinator", "target", "draft"])
 def test_a_stuck_process_is_replaced(ray_here, config, expected, monkeypatch, role):
     """A process that is stopped is replaced by another; when it continues, answers are still right."""
     monkeypatch.setattr(calls, "STATE_TIMEOUT_S", 2.0)
@@ -254,5 +256,53 @@ def test_a_worker_that_hangs_in_a_batch_is_replaced(ray_here, config, expected, 
             await until(lambda: supervisor.pids[role] != pid)
             await healthy(engine)
             assert await answer(engine, greedy("b")) == expected
+
+    asyncio.run(run())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_worker_short_of_memory_serves_on(ray_here, config, expected, monkeypatch, role):
+    """Allocations of one of its processes fail, for real, beyond three positions, and always for one token.
+
+    Batches are cut: the request beside that with the token gets its own text, and later ones do. The other is refused
+    by a target, and only gets no drafts of a draft. The process stays.
+    """
+
+    class Short(WORKER_ACTORS[role]):  # type: ignore[misc]
+        def load(self):
+            info = super().load()
+            holder = self._worker if role == "target" else self._worker._speculator
+            backend = holder._backend
+            forward = backend.forward
+
+            def short(batch):
+                if len(batch.tokens) > 3 or POISON in batch.tokens:
+                    import torch
+
+                    torch.empty(1 << 60, dtype=torch.uint8)
+                return forward(batch)
+
+            backend.forward = short
+            return info
+
+    monkeypatch.setitem(supervisors.WORKER_ACTORS, role, Short)
+
+    async def run() -> None:
+        async with serving(config) as (supervisor, engine):
+            pid = supervisor.pids[role]
+            poisoned = greedy("poisoned", prompt=[POISON, *PROMPT])
+            beside, other = await asyncio.gather(
+                answer(engine, greedy("a")), answer(engine, poisoned), return_exceptions=True
+            )
+            assert beside == expected
+            if role == "target":
+                assert isinstance(other, SpecserveError)
+                assert "allocate memory" in other.message
+            else:
+                assert isinstance(other, tuple)
+                assert len(other) == len(expected)
+            assert await answer(engine, greedy("b")) == expected
+            assert supervisor.pids[role] == pid
 
     asyncio.run(run())

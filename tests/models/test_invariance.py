@@ -101,7 +101,10 @@ def test_without_the_mode_company_shows() -> None:
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("broken", ["_linear", "_RowByRow", "InvariantStep"])
 def test_each_part_is_needed(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """Without any one of products, activations and attention made invariant, the check at start finds it."""
+    """Without any one of products, activations and attention made invariant, the check at start finds it.
+
+    But where this CPU's own are the same bits in any company, as those of some without AVX-512 are for these sizes.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(**SMALL | {"intermediate_size": 1520})  # long sums, and no multiple of a vector's length
     if broken == "_RowByRow":  # activations of a joint product's part go row by row as it is
@@ -118,6 +121,12 @@ def test_each_part_is_needed(monkeypatch: pytest.MonkeyPatch, broken: str) -> No
     backend.make_batch_invariant()
     if broken == "InvariantStep":
         backend._invariant = False
+    texts = [random_tokens(seed, LENGTH) for seed in range(4)]
+    alone = [token_by_token(backend, text, list(range(9))) for text in texts]
+    company = [in_company(backend, texts, seed) for seed in range(3)]
+    if all(torch.equal(mine, found) for each in company for mine, found in zip(alone, each, strict=True)):
+        assert broken != "InvariantStep"
+        pytest.skip("nothing to be found on this CPU")
     with pytest.raises(ConfigError, match="batch_invariant cannot be had"):
         _invariance.check(backend, BLOCKS, BLOCK)
 
