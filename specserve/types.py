@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol
 
 if TYPE_CHECKING:
+    from specserve.errors import SpecserveError
     from specserve.metrics.board import Snapshot
 
 RequestId = NewType("RequestId", str)
@@ -168,11 +169,17 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request ended in an error, in the words of `errors`."""
+    """Why a request ended in an error, in the words of `errors`; param names the field at fault, where there is one."""
 
     status: int
     code: str
     message: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: SpecserveError) -> Failure:
+        """What an error says, for whoever sent the request."""
+        return cls(error.status, error.code, error.message, error.param)
 
 
 @dataclass(frozen=True, slots=True)

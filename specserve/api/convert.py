@@ -126,12 +126,13 @@ def to_request(
     Raises InvalidField for token ids outside the vocabulary, ContextLengthExceeded when the prompt alone or
     max_tokens alone does not fit. When only their sum does not, the answer is cut to what fits.
     """
-    check_ids(prompt, card.vocab_size, "prompt")
+    prompt_field = "messages" if isinstance(body, ChatBody) else "prompt"
+    check_ids(prompt, card.vocab_size, prompt_field)
     check_ids(body.stop_token_ids or (), card.vocab_size, "stop_token_ids")
     check_ids(body.allowed_token_ids or (), card.vocab_size, "allowed_token_ids")
     _check_prediction(prediction, card)
     wish = wish_of(body, card)
-    max_tokens = _room(len(prompt), answer_limit(body, config), card.context_length)
+    max_tokens = _room(len(prompt), answer_limit(body, config), card.context_length, prompt_field)
     if (body.min_tokens or 0) > max_tokens:
         raise InvalidField(f"min_tokens: must not be above max_tokens ({max_tokens})", param="min_tokens")
     return Request(
@@ -205,12 +206,12 @@ def _check_prediction(prediction: Sequence[int], card: ModelCard) -> None:
         )
 
 
-def _room(prompt: int, asked: int | None, context: int) -> int:
+def _room(prompt: int, asked: int | None, context: int, prompt_field: str) -> int:
     limit = f"This model's maximum context length is {context} tokens."
     if prompt == 0:
-        raise InvalidField("prompt: holds no tokens", param="prompt")
+        raise InvalidField(f"{prompt_field}: holds no tokens", param=prompt_field)
     if prompt >= context:
-        raise ContextLengthExceeded(f"{limit} The prompt has {prompt} tokens and leaves no room.", param="prompt")
+        raise ContextLengthExceeded(f"{limit} The prompt has {prompt} tokens and leaves no room.", param=prompt_field)
     if asked is not None and asked > context:
         # A number of any length may have been sent; it is not echoed.
         raise ContextLengthExceeded(f"{limit} max_tokens asks for more than that.", param="max_tokens")

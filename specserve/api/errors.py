@@ -45,7 +45,7 @@ class EngineFailure(SpecserveError):
     """A failure that the engine reported in a delta."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
+        super().__init__(failure.message, param=failure.param)
         self.status = failure.status
         self.code = failure.code
 

@@ -71,7 +71,7 @@ class Stream:
         """End the stream with this error."""
         if not self.ended:
             self.ended = True
-            failure = Failure(error.status, error.code, error.message)
+            failure = Failure.of(error)
             self.unread.put_nowait(Delta(self.request.id, (), finish="error", failure=failure))
 
     @property
@@ -205,8 +205,8 @@ def error_of(failure: Failure) -> SpecserveError:
     while kinds:
         kind = kinds.pop()
         if kind.code == failure.code:
-            return kind(failure.message)
+            return kind(failure.message, param=failure.param)
         kinds.extend(kind.__subclasses__())
-    error = SpecserveError(failure.message)
+    error = SpecserveError(failure.message, param=failure.param)
     error.status, error.code = failure.status, failure.code
     return error

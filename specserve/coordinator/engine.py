@@ -654,7 +654,7 @@ class Engine:
             return
         error = VerifierLost(f"the verifier did not come back within {self._config.recovery_wait_s:g} s")
         for state in list(self._states.values()):
-            self._end(state, "error", failure=Failure(error.status, error.code, error.message))
+            self._end(state, "error", failure=Failure.of(error))
 
     # ---- what others may know -------------------------------------------------------------------------------
 

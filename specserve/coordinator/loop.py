@@ -146,7 +146,7 @@ class Loop:
         try:
             self._engine.submit(request, owner, before)
         except SpecserveError as error:
-            self._refuse(owner, request, Failure(error.status, error.code, error.message))
+            self._refuse(owner, request, Failure.of(error))
         except Exception as error:
             if request.id in self._engine.requests_of(owner):
                 raise

@@ -89,7 +89,8 @@ class Constraint:
         reason = matcher.get_error() or ("" if bits.any() else "no token of this model can go on here")
         if reason:
             self._matcher, self._read = None, 0  # an error is for good, so that a later try needs a fresh one
-            raise InvalidField(f"structured output: the {self._structured.kind} cannot be followed: {brief(reason)}")
+            kind = self._structured.kind
+            raise InvalidField(f"structured output: the {kind} cannot be followed: {brief(reason)}", param=kind)
         return bits
 
 

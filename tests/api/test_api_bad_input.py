@@ -298,6 +298,7 @@ def test_a_wrong_option_is_named(endpoint: str, fields: dict[str, object], param
     ("endpoint", "fields", "param"),
     [
         ("completions", {"prompt": [5] * 256}, "prompt"),
+        ("chat", {"messages": [{"role": "user", "content": "q!" * 150}]}, "messages"),
         ("completions", {"max_tokens": 257}, "max_tokens"),
         ("chat", {"max_completion_tokens": 2**70}, "max_tokens"),
     ],

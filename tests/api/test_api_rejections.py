@@ -7,9 +7,10 @@ import re
 
 import httpx
 import pytest
-from scripted_engine import ScriptedEngine, app_of, call, chat, complete, said
+from scripted_engine import NOBODY, ScriptedEngine, app_of, call, chat, complete, said
 
-from specserve.errors import Overloaded
+from specserve.errors import InvalidField, Overloaded
+from specserve.types import Delta, Failure
 
 KEYS = {"api_keys": ["client-key-one"], "admin_key": "admin-key-0000"}
 KEY = {"authorization": "Bearer client-key-one"}
@@ -78,6 +79,17 @@ def test_what_the_engine_refuses_is_counted_too() -> None:
     app = app_of(ScriptedEngine([Overloaded("full")]))
     assert complete(app).status_code == complete(app, stream=True).status_code == 429
     assert rejections(app) == {"queue_full": 2}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("raised", [False, True])
+def test_the_field_that_the_engine_refuses_is_named(raised, streamed) -> None:
+    """Raised by an engine of this process, or told in a delta by one of another."""
+    refused = InvalidField("token ids in bad_words must be in [0, 421)", param="bad_words")
+    told = Delta(NOBODY, (), finish="error", failure=Failure.of(refused))
+    response = complete(app_of(ScriptedEngine([refused if raised else told])), stream=streamed)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_value", "bad_words")
 
 
 def test_answers_and_failures_are_no_rejections() -> None:

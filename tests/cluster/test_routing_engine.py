@@ -64,7 +64,7 @@ class Pipeline(ScriptedEngine):
             async for delta in script:
                 stream.take(delta, 0.0)
         except SpecserveError as error:
-            failure = Failure(error.status, error.code, error.message)
+            failure = Failure.of(error)
             stream.take(Delta(NOBODY, (), finish="error", failure=failure), 0.0)
 
     def release(self, reason: str) -> None:

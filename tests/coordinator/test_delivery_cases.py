@@ -5,9 +5,9 @@ from __future__ import annotations
 from delivery_model import LEASE_S, World, asking, drain, resumed, run
 from toy_workers import reference
 
-from specserve.cluster.streams import MOST_TRIES, Stream, Streams
+from specserve.cluster.streams import MOST_TRIES, Stream, Streams, error_of
 from specserve.coordinator import ingresses as sessions
-from specserve.errors import ClientTooSlow
+from specserve.errors import ClientTooSlow, InvalidField
 from specserve.transport.messages import Deltas, Submit
 from specserve.types import Delta, Request, RequestId, RequestStats, TokenLogprob
 
@@ -131,6 +131,17 @@ def test_a_request_that_ends_every_coordinator_is_given_up():
         world.connect()
     world.settle()
     assert world.tokens("long") == reference([2], 30)
+
+
+def test_the_field_that_a_coordinator_refuses_is_named_to_the_client():
+    """The refusal crosses the wire in a delta, and is raised as the error that it was."""
+    world = World(depth=0)
+    world.connect()
+    world.ask("a", [1, 2, 3], 5, stop=("",))
+    world.settle()
+    error = error_of(world.deltas["a"][-1].failure)
+    assert isinstance(error, InvalidField)
+    assert error.param == "stop"
 
 
 def test_requests_that_were_admitted_once_keep_their_place():

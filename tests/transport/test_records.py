@@ -15,7 +15,7 @@ RECORDS = [
     CHAIN,
     Request(RequestId("r"), (1, 2), 3, CHAIN, 2**63, ("a", "é"), (5,), True, 3, 1, "family", 20, 0),
     Delta(RequestId("r"), (1,), 1, 2, "stop", 5, RequestStats(3, 4, 2, 6, 2, (0, 1), 0.1, 0.2, 0.3)),
-    Delta(RequestId("r"), (), stop_reason="end", failure=Failure(503, "unavailable", "gone")),
+    Delta(RequestId("r"), (), stop_reason="end", failure=Failure(400, "invalid_value", "wrong", "stop")),
     TokenLogprob(1, None, ((1, -0.5),)),
 ]
 
