@@ -66,20 +66,23 @@ class SocketChannel:
         self._sequence = 0
 
     def send(self, message: Message) -> None:
-        """Hand a message over. Never blocks; raises ChannelError when the peer takes nothing more, or after `close`.
+        """Hand a message over. Never blocks.
+
+        Raises ChannelError when the peer takes nothing more or not so large a message, and after `close`.
 
         Arrays of the message must not be written to afterwards: large ones are not copied.
         """
         began = time.perf_counter()
         frames = pack(message)
         packing_s = time.perf_counter() - began
-        self._stream.write(lambda: framed([self._numbered(), *frames]))
+        self._stream.write(lambda: self._numbered(frames))
         self._traffic.sent(self._peer, message, frames, packing_s)
 
-    def _numbered(self) -> bytes:
+    def _numbered(self, frames: Sequence[Buffer]) -> list[Buffer]:
         header = HEADER.pack(MAGIC, VERSION, self._nonce, self._life, self._sender, self._sequence)
-        self._sequence += 1
-        return header
+        message = framed([header, *frames])
+        self._sequence += 1  # only now: a message that is refused leaves no gap
+        return message
 
     @property
     def local(self) -> bool:

@@ -41,10 +41,18 @@ Target = str | tuple[str, int]
 
 
 def framed(frames: Sequence[Buffer]) -> list[Buffer]:
-    """The bytes of a message. Small frames are copied into one piece, large ones are handed on as they are."""
+    """The bytes of a message. Small frames are copied into one piece, large ones are handed on as they are.
+
+    Raises ChannelError for what no `Incoming` takes.
+    """
     lengths = [len(frame) for frame in frames]
+    size = sum(length + -length % _ALIGN for length in (4 * len(lengths), *lengths))
+    if _excessive(len(lengths), size):
+        raise ChannelError(
+            f"a message of {len(lengths)} frames and {size} bytes cannot be sent: peers take 1 to {_MOST_FRAMES} frames "
+            f"and at most {_LARGEST_MESSAGE} bytes; lower engine.max_batch_tokens or engine.max_requests"
+        )
     listed = struct.pack(f"!{len(lengths)}I", *lengths)
-    size = sum(length + -length % _ALIGN for length in (len(listed), *lengths))
     pieces: list[Buffer] = []
     small: list[Buffer] = [_HEAD.pack(len(lengths), size), listed, _PADDING[len(listed) % _ALIGN]]
     for frame, length in zip(frames, lengths, strict=True):
@@ -130,9 +138,13 @@ class Incoming:
 def _size_of(view: memoryview) -> int:
     """Bytes behind the head of a message. Raises ProtocolError."""
     count, size = _HEAD.unpack_from(view)
-    if not 0 < count <= _MOST_FRAMES or size > _LARGEST_MESSAGE:
+    if _excessive(count, size):
         raise ProtocolError(f"a message of {count} frames and {size} bytes")
     return int(size)
+
+
+def _excessive(count: int, size: int) -> bool:
+    return not 0 < count <= _MOST_FRAMES or size > _LARGEST_MESSAGE
 
 
 def _frames(message: memoryview) -> list[Buffer]:
@@ -239,9 +251,12 @@ class Outgoing:
             poll.poll(_LOOK_AGAIN_MS)
 
     def _open(self) -> bool:
-        """Connect, or begin to, without waiting. False when nobody listens."""
+        """Connect, or begin to, without waiting. False when nobody listens, or this process has no files left."""
         family = socket.AF_UNIX if isinstance(self._target, str) else _family(self._target[0])
-        stream = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            stream = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            return False
         stream.setblocking(False)
         with contextlib.suppress(OSError):
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -257,9 +272,13 @@ class Outgoing:
         return True
 
     def ends(self) -> socket.socket | None:
-        """Another handle on the stream, which becomes readable when the stream ends; None when nobody listens."""
-        with self._lock:
+        """Another handle on the stream, which becomes readable when the stream ends.
+
+        None when nobody listens, or this process has no files left.
+        """
+        with self._lock, contextlib.suppress(OSError):
             return None if self._stream is None else self._stream.dup()
+        return None
 
     def _drop(self) -> None:
         if self._stream is not None:

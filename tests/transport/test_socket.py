@@ -505,6 +505,22 @@ def test_a_message_in_many_pieces_arrives(make_side, raw):
     assert [received(side).message.row for _ in range(3)] == [0, 1, 2]
 
 
+def test_what_no_peer_takes_is_refused_where_it_is_sent(make_side, monkeypatch):
+    """Too many frames or bytes cost the sender an error in words, and neither the stream nor a number."""
+    side = make_side()
+    channel = side.endpoint.connect(side.endpoint.accept("peer", 0))
+    with pytest.raises(ChannelError, match="0 frames"):
+        framed([])
+    with pytest.raises(ChannelError, match="65 frames"):
+        framed([b""] * 65)
+    monkeypatch.setattr("specserve.transport.streams._LARGEST_MESSAGE", 4096)
+    with pytest.raises(ChannelError, match="at most 4096 bytes"):
+        channel.send(m.Cancel("x" * 4096))
+    channel.send(m.Close(1))
+    assert received(side).message.row == 1
+    assert not side.endpoint.dropped
+
+
 def test_half_a_message_is_no_message(make_side, raw):
     """A connection that ends within a message leaves nothing of it, and nobody is lost for that."""
     side = make_side()
@@ -526,7 +542,7 @@ def test_a_broken_connection_is_made_again(make_side, lost):
     assert received(side).message.row == 0
     channel._stream._stream.shutdown(socket.SHUT_RDWR)
     if lost:
-        channel._numbered()
+        channel._sequence += 1
     channel.send(m.Close(1))
     found = received(side)
     assert isinstance(found, PeerLost) if lost else found.message.row == 1
@@ -613,6 +629,25 @@ def test_without_free_files_it_listens_less_and_again_later(make_side, monkeypat
     assert isinstance(arrived, Arrived)
     assert arrived.message == m.Close(1)
     client.close()
+
+
+def test_a_sender_without_files_loses_its_message_and_nothing_else(make_side):
+    """As where nobody listens: no error of the system's reaches whoever sends, and the number shows what is missing."""
+    side = make_side()
+    address = side.endpoint.accept("peer", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+    held = fill_up()
+    try:
+        channel = side.endpoint.connect(address)
+        assert channel.ends() is None
+        channel.send(m.Close(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in held:
+            os.close(number)
+    channel.send(m.Close(2))
+    assert isinstance(received(side), PeerLost)
 
 
 def fill_up() -> list[int]:
