@@ -49,8 +49,8 @@ def framed(frames: Sequence[Buffer]) -> list[Buffer]:
     size = sum(length + -length % _ALIGN for length in (4 * len(lengths), *lengths))
     if _excessive(len(lengths), size):
         raise ChannelError(
-            f"a message of {len(lengths)} frames and {size} bytes cannot be sent: peers take 1 to {_MOST_FRAMES} frames "
-            f"and at most {_LARGEST_MESSAGE} bytes; lower engine.max_batch_tokens or engine.max_requests"
+            f"a message of {len(lengths)} frames and {size} bytes cannot be sent: peers take 1 to {_MOST_FRAMES} "
+            f"frames and at most {_LARGEST_MESSAGE} bytes; lower engine.max_batch_tokens or engine.max_requests"
         )
     listed = struct.pack(f"!{len(lengths)}I", *lengths)
     pieces: list[Buffer] = []
