@@ -25,7 +25,7 @@ from specserve.cluster.fleet import Fleet
 from specserve.cluster.https import check_certificate, http_options
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
-from specserve.cluster.placement import has_draft_worker, shares_draft
+from specserve.cluster.placement import DRAFT, has_draft_worker, shares_draft
 from specserve.config import DEMO, DEMO_HEAD, Config, unkeyed
 from specserve.errors import ConfigError
 from specserve.models.loading import prepare
@@ -52,8 +52,10 @@ def _serve(config: Config, stopping: threading.Event, ray_address: str | None, o
     # Ray replaces signal handlers when it starts, so ours go in once more behind it.
     with (
         _ray(ray_address, config) as logs,
+        _told_behind("waiting for Ray's processes to end" if ray_address is None else "leaving Ray"),
         _signals(stopping),
         deployed(config, stopping, _Display(), own_ray=ray_address is None) as up,
+        _told_behind("waiting for the workers and the HTTP endpoint to end"),
     ):
         if up:
             _banner(config, logs, out)
@@ -199,10 +201,16 @@ def _wait(config: Config, stopping: threading.Event, display: _Display) -> bool:
 
 
 def _progress(states: list[PipelineState]) -> dict[str, str]:
-    """What each worker does; with several pipelines, numbered by pipeline."""
+    """What each worker does; with several pipelines, numbered by those that it works for."""
     if len(states) == 1:
         return states[0].progress
-    return {f"{role} {n}": doing for n, state in enumerate(states, 1) for role, doing in state.progress.items()}
+    told: dict[str, str] = {}
+    for number, state in enumerate(states, 1):
+        sharing = [n for n, other in enumerate(states, 1) if other.keeper == state.keeper is not None]
+        for role, doing in state.progress.items():
+            numbers = sharing if role == DRAFT and sharing else [number]
+            told[f"{role} {'+'.join(map(str, numbers))}"] = doing
+    return told
 
 
 def _raise_failure(states: list[PipelineState]) -> None:
@@ -241,9 +249,10 @@ def drain() -> None:
         left = sum(answer or 0 for answer in answers)
         if left == 0 and None not in answers:  # who does not answer may have some
             return
-        if left and not told:
+        if not told:
             told = True
-            _tell(f"draining {left} request(s), up to {_DRAIN_S:g} s")
+            what = f"draining {left} request(s)" if left else "waiting for a pipeline that does not answer"
+            _tell(f"{what}, up to {_DRAIN_S:g} s")
         time.sleep(_POLL_S)
 
 
@@ -279,6 +288,15 @@ def _tell(line: str) -> None:
     """A line to the terminal, also from a signal handler, where a buffered stream may be in the middle of another."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())
+
+
+@contextlib.contextmanager
+def _told_behind(line: str) -> Iterator[None]:
+    """Say at the end of the block what its caller then waits for."""
+    try:
+        yield
+    finally:
+        _tell(line)
 
 
 class _Display:

@@ -70,6 +70,11 @@ class LeasedDraft:
         self._renewed_s = 0.0
         self._renewing = asyncio.Lock()
 
+    @property
+    def keeper(self) -> str | None:
+        """Who has the worker that this is a share of; None while there is no share."""
+        return self._keeper
+
     async def load(self) -> WorkerInfo:
         """Wait until there is a share of a worker that is loaded. Raises ConfigError where there will be none."""
         while True:

@@ -66,7 +66,7 @@ def local_ray(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> Itera
     try:
         with _environment(variables):
             try:
-                _start(own := _below(folder, "r"), logical_cpus(ingresses, pipelines, workers))
+                own = _started(folder, logical_cpus(ingresses, pipelines, workers), before)
                 yield Path(own, "session_latest", "logs")
             finally:
                 started = processes.descendants() - before
@@ -109,6 +109,21 @@ def _below(folder: str, name: str) -> str:
     path = os.path.join(folder, name)
     os.mkdir(path, 0o700)
     return path
+
+
+def _started(folder: str, cpus: int, before: set[processes.Process]) -> str:
+    """The folder of a Ray that runs, below this one, at the second try if need be. Raises Unavailable.
+
+    On a busy machine the first try may only have lacked time. before: processes that none of it started.
+    """
+    try:
+        _start(own := _below(folder, "r"), cpus)
+    except Unavailable as error:
+        log.warning("%s; trying once more", error.message)
+        ray.shutdown()
+        processes.end(processes.descendants() - before, patience_s=_PATIENCE_S)
+        _start(own := _below(folder, "s"), cpus)
+    return own
 
 
 def _start(folder: str, cpus: int) -> None:

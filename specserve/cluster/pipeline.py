@@ -33,7 +33,10 @@ _DRAIN_LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """What the launcher shows. `failure` says in words why the pipeline will never start, `warnings` what is slow."""
+    """What the launcher shows. `failure` says in words why the pipeline will never start, `warnings` what is slow.
+
+    keeper names the keeper of the draft worker that this pipeline shares, where it has a share.
+    """
 
     ready: bool
     progress: dict[str, str]
@@ -41,6 +44,7 @@ class PipelineState:
     pids: dict[str, int]
     health: Health
     warnings: tuple[str, ...] = ()
+    keeper: str | None = None
 
 
 class Pipeline:
@@ -50,7 +54,7 @@ class Pipeline:
         """keepers have the draft workers that this pipeline shares with others; without them it has one of its own."""
         self._config = configs.parse(config_tree)
         logs.configure(self._config.log_format)
-        self._keepers = keepers
+        self._shared_draft = None if keepers is None else LeasedDraft(self._config, keepers)
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
         self._holds = Holds()
@@ -61,8 +65,7 @@ class Pipeline:
 
     async def _run(self) -> None:
         try:
-            draft = None if self._keepers is None else LeasedDraft(self._config, self._keepers)
-            self._supervisor = Supervisor(self._config, await self._planned(), draft)
+            self._supervisor = Supervisor(self._config, await self._planned(), self._shared_draft)
             await self._supervisor.start()
             self._served = True
             self._ready.set()
@@ -77,7 +80,7 @@ class Pipeline:
         return await planned(self._plan, self._config.cluster.wait_for_nodes_s, self._wait_for)
 
     def _plan(self, nodes: Sequence[Mapping[str, float]]) -> Placement:
-        if self._keepers is not None:
+        if self._shared_draft is not None:
             return plan_shared(self._config, nodes)[0]
         return plan(self._config, with_draft=has_draft_worker(self._config), nodes=nodes)
 
@@ -98,6 +101,7 @@ class Pipeline:
             pids={"pipeline": os.getpid()} | ({} if supervisor is None else supervisor.pids),
             health=await self.health(),
             warnings=() if supervisor is None else supervisor.warnings,
+            keeper=None if self._shared_draft is None else self._shared_draft.keeper,
         )
 
     async def health(self) -> Health:

@@ -19,9 +19,11 @@ import pytest
 import specserve.config as configs
 from specserve.app import build
 from specserve.cluster import launch, local_ray
+from specserve.cluster.pipeline import PipelineState
 from specserve.cluster.processes import descendants
 from specserve.config import Config
 from specserve.errors import ConfigError, Unavailable
+from specserve.types import Health
 
 _SERVE = """
 import sys
@@ -48,6 +50,12 @@ def test_sigterm_ends_everything(config: Config, tmp_path: Path):
         rest = server.stdout.read()
         assert server.wait(60) == 0
     assert rest == ""
+    said = (tmp_path / "err").read_text().splitlines()
+    assert said[-3:] == [
+        "stopping (Ctrl-C again to force)",
+        "waiting for the workers and the HTTP endpoint to end",
+        "waiting for Ray's processes to end",
+    ]
     assert len(started) > 5
     assert not any(process.alive() for process in started)
     assert os.getpid() not in {process.pid for process in started}
@@ -121,6 +129,54 @@ def test_a_ray_that_does_not_start_is_told_in_words(monkeypatch, tmp_path):
     with pytest.raises(Unavailable, match=r"did not start .*timed out.*try again"), local_ray.local_ray():
         pytest.fail("it started")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ray_that_did_not_start_in_time_is_started_once_more(monkeypatch, caplog):
+    """In a folder of its own, and it is said; what the second try starts is what is used."""
+    folders: list[str] = []
+
+    def starts_late(_temp_dir, **_):
+        folders.append(_temp_dir)
+        if len(folders) == 1:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(local_ray.ray, "init", starts_late)
+    monkeypatch.setattr(local_ray.ray, "shutdown", lambda: None)  # other tests may have one that runs
+    with local_ray.local_ray() as logs:
+        assert logs.is_relative_to(folders[1])
+    assert len(set(folders)) == 2
+    assert "trying once more" in caplog.text
+
+
+def state(target: str, draft: str, keeper: str | None) -> PipelineState:
+    """Of a pipeline that serves."""
+    return PipelineState(True, {"target": target, "draft": draft}, None, {}, Health("ok"), keeper=keeper)
+
+
+def test_a_worker_is_told_of_once_whoever_it_works_for():
+    """One that pipelines share has all their numbers; others that say the same are others."""
+    first, second, third = state("a", "d", "k"), state("b", "d", "k"), state("c", "d", "other")
+    assert launch._progress([first]) == {"target": "a", "draft": "d"}
+    told = {"target 1": "a", "draft 1+2": "d", "target 2": "b", "target 3": "c", "draft 3": "d"}
+    assert launch._progress([first, second, third]) == told
+    own = [state("a", "d", None), state("b", "d", None)]
+    assert launch._progress(own) == {"target 1": "a", "draft 1": "d", "target 2": "b", "draft 2": "d"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([[2], [0]], "draining 2 request(s), up to 10 s\n"),
+        ([[None], [0]], "waiting for a pipeline that does not answer, up to 10 s\n"),
+        ([[0]], ""),
+    ],
+)
+def test_what_the_end_waits_for_is_told(monkeypatch, capfd, answers, told):
+    """Once, and only where there is something to wait for."""
+    left = iter(answers)
+    monkeypatch.setattr(launch, "_ask_all", lambda method, timeout_s: [] if method == "drain" else next(left))
+    launch.drain()
+    assert capfd.readouterr().err == told
 
 
 def test_told_to_stop_before_ray_nothing_is_started(config, monkeypatch, capfd):

@@ -208,6 +208,7 @@ def test_an_application_shares_by_configuration(ray_here, config, expected_text)
     cluster = asked.cluster.model_copy(update={"routing": "round_robin"})
     with served(asked.model_copy(update={"cluster": cluster})) as url, ThreadPoolExecutor(4) as clients:
         first, second = pipeline_states()
+        assert first.keeper == second.keeper is not None
         pid = first.pids["draft"]
         assert second.pids["draft"] == pid
         assert first.pids["target"] != second.pids["target"]
