@@ -25,6 +25,7 @@ from specserve.models import RaggedBatch, _linear, _panels
 from specserve.models._pages import LayerLayout, Pages
 from specserve.models._panels import Product
 from specserve.models._reduced_head import ReducedHead
+from specserve.native import addresses
 
 Array = npt.NDArray[Any]
 _Pointer, _Number, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -143,8 +144,9 @@ class NativeDecoder:
         if hidden.shape != (len(batch.tokens), self._decoder.width):
             raise IndexError(f"{len(batch.tokens)} tokens go on from states {list(hidden.shape)}")
         hidden = hidden.contiguous()
+        given = addresses.of_tensor("hidden states", hidden, torch.float32, len(batch.tokens) * self._decoder.width)
         logits, states = self._logits(batch), torch.empty(len(batch.wanted), self._decoder.width)
-        outlets = {"given": hidden.data_ptr(), "told": states.data_ptr()}
+        outlets = {"given": given, "told": states.data_ptr()}
         self._step(batch, batch.standing() - 1, origins, logits, outlets)
         return logits, states
 
@@ -154,29 +156,34 @@ class NativeDecoder:
     def _step(
         self, batch: RaggedBatch, standing: Array, origins: Array, logits: torch.Tensor, outlets: dict[str, int]
     ) -> None:
-        self._refuse_strays(batch, origins)
+        count, rows = len(batch.tokens), len(batch.tables)
         arrays = {
-            "tokens": batch.tokens,
-            "positions": batch.positions,
-            "standing": standing,
-            "offsets": batch.offsets,
-            "origins": origins,
-            "chosen": batch.wanted,
-            "tables": batch.tables,
-            **_sights(batch),
+            "tokens": (batch.tokens, count),
+            "positions": (batch.positions, count),
+            "standing": (standing, count),
+            "offsets": (batch.offsets, rows + 1),
+            "origins": (origins, rows),
+            "chosen": (batch.wanted, len(batch.wanted)),
+            "tables": (batch.tables, rows * batch.tables.shape[1]),
+        }
+        packed = {name: (np.ascontiguousarray(array), length) for name, (array, length) in arrays.items()}
+        pointers = {name: _address(name, array, length) for name, (array, length) in packed.items()}
+        self._refuse_strays(batch, origins)
+        sights = _sights(batch)
+        pointers |= {
+            name: _address(name, array, len(array) if name == "paths" else count) for name, array in sights.items()
         }
         if self._shown_layers is not None:
-            arrays["shown_layers"] = self._shown_layers
-        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            pointers["shown_layers"] = _address("shown layers", self._shown_layers, len(self._shown_layers))
         step = _CStep(
-            count=len(batch.tokens),
-            rows=len(batch.tables),
+            count=count,
+            rows=rows,
             wanted=len(batch.wanted),
             widest=batch.tables.shape[1],
             shown=0 if self._shown_layers is None else len(self._shown_layers),
             threads=torch.get_num_threads(),
             logits=logits.data_ptr(),
-            **{name: array.ctypes.data for name, array in arrays.items()},
+            **pointers,
             **outlets,
         )
         decoder, now = ctypes.addressof(self._decoder), ctypes.addressof(step)
@@ -251,6 +258,11 @@ class NativeDecoder:
     def _pointer(self, tensor: torch.Tensor) -> int:
         self._kept.append(tensor.detach().contiguous())
         return self._kept[-1].data_ptr()
+
+
+def _address(name: str, array: Array, length: int) -> int:
+    dtype = np.int32 if name in ("tables", "paths") else np.int64
+    return addresses.of_array(name, array, dtype, length)
 
 
 def _refuse_outside(what: str, numbers: Array, end: int) -> None:

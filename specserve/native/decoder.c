@@ -81,7 +81,7 @@ static int64_t furnish(const decoder *model, const step *now, char *at, room *in
     const int64_t count = now->count, size = (int64_t)sizeof(float);
     int64_t longest = 0;
     for (int64_t token = 0; token < count; token++) {
-        longest = now->standing[token] >= longest ? now->standing[token] + 1 : longest;
+        longest = now->positions[token] >= longest ? now->positions[token] + 1 : longest;
     }
     in->shape = strips_for(count);
     in->head_shape = strips_for(now->wanted);

@@ -273,6 +273,8 @@ def test_a_room_is_made_for_the_largest_step_and_kept() -> None:
         ("offsets", [0, 2, 5]),
         ("offsets", [0, 4, 4]),
         ("offsets", [1, 2, 4]),
+        ("offsets", [0, 4]),
+        ("positions", [0, 1]),
     ],
 )
 def test_what_points_outside_is_refused_before_c_follows_it(field, spoilt):
@@ -289,4 +291,42 @@ def test_what_points_outside_is_refused_before_c_follows_it(field, spoilt):
     spoilt_parts = parts | {field: np.array(spoilt, parts[field].dtype)}
     with pytest.raises(IndexError):
         backend.forward(RaggedBatch(**spoilt_parts))
+    with pytest.raises(TypeError, match=r"without gaps, found (int64|int32)"):
+        backend.forward(RaggedBatch(**parts | {field: parts[field].astype("int64" if field == "tables" else "int32")}))
     assert torch.equal(backend.forward(RaggedBatch(**parts)), before)
+
+
+def _head(tmp_path: Path, blocks: int) -> eagle.EagleHead:
+    """One with pages full of something."""
+    target = tiny_heads.few_words(tmp_path / "target", 60, layers=3)
+    tiny_heads.eagle(tmp_path / "head", vocab_size=60, layers=1)
+    config = ModelConfig(source=str(tmp_path / "head"), target=str(target), device="cpu")
+    head = eagle.build(config, loading.prepare(config, lambda _: None))
+    head.allocate(blocks, BLOCK)
+    noise = torch.Generator().manual_seed(2)
+    for pages in (*head.pages.keys.values(), *head.pages.values.values()):
+        pages.normal_(generator=noise)
+    return head
+
+
+@pytest.mark.parametrize("position", [255, 256, 511, 512, 513, 1024])
+def test_a_head_sees_all_of_a_long_past(tmp_path: Path, position: int) -> None:
+    """Each count of keys, where they fill their last span and where they begin another, from the first position on."""
+    blocks = position // BLOCK + 1
+    head = _head(tmp_path, blocks)
+    batch = ragged([Stretch(position, np.array([7]), np.arange(blocks, dtype=np.int32), 1)])
+    found = []
+    for native in (head._native, None):
+        head._native = native
+        given = torch.randn(1, head.width, generator=torch.Generator().manual_seed(3))
+        found.append(torch.cat(head.forward_from(batch, given, np.zeros(1, np.int64)), -1))
+    close(*found)
+
+
+@pytest.mark.parametrize("origins", [np.zeros(1, np.int32), np.zeros(2, np.int64)])
+def test_origins_of_another_type_or_number_are_refused(tmp_path: Path, origins: np.ndarray) -> None:
+    """C would read beyond them."""
+    head = _head(tmp_path, 1)
+    batch = ragged([Stretch(1, np.array([7]), np.zeros(1, np.int32), 1)])
+    with pytest.raises((TypeError, IndexError), match="origins must be"):
+        head.forward_from(batch, torch.randn(1, head.width), origins)
