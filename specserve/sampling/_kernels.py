@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from specserve import native
+from specserve.native import addresses
 
 _POINTER, _COUNT, _REAL, _THREADS = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
 _CHAINS = (_POINTER, _POINTER, _POINTER)  # target, tokens, lengths
@@ -87,7 +88,8 @@ def draw(weights: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torc
     count, width = weights.shape
     noise = packed(noise, torch.float64)
     ids, possible = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
-    places = (noise.data_ptr(), ids.data_ptr(), possible.data_ptr())
+    given = addresses.of_tensor("noise", noise, torch.float64, count)
+    places = (given, ids.data_ptr(), possible.data_ptr())
     checked(run(weights.data_ptr(), weights.stride(0), count, width, *places, threads_for(weights)))
     return ids, possible
 
@@ -100,7 +102,7 @@ def race(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
     count, width = dist.shape
     keys = packed(keys, torch.int32)
     winners = torch.empty(count, dtype=torch.int64)
-    places = (keys.data_ptr(), winners.data_ptr())
+    places = (addresses.of_tensor("keys", keys, torch.int32, 4 * count), winners.data_ptr())
     checked(run(dist.data_ptr(), dist.stride(0), count, width, *places, threads_for(dist)))
     return winners
 
@@ -112,7 +114,9 @@ def race_scores(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> t
         return None
     ids, probs, keys = packed(ids, torch.int64), packed(probs, probs.dtype), packed(keys, torch.int32)
     scores = torch.empty(probs.shape, dtype=torch.float64)
-    run(ids.data_ptr(), probs.data_ptr(), keys.data_ptr(), *probs.shape, scores.data_ptr())
+    asked = addresses.of_tensor("ids", ids, torch.int64, probs.numel())
+    given = addresses.of_tensor("keys", keys, torch.int32, 4 * len(probs))
+    run(asked, probs.data_ptr(), given, *probs.shape, scores.data_ptr())
     return scores
 
 
@@ -123,7 +127,7 @@ def softmax(logits: torch.Tensor, heat: npt.NDArray[np.float32], vocab_size: int
         return None
     count, width = logits.shape
     dist, heat = torch.empty(count, width), np.ascontiguousarray(heat)
-    places = (heat.ctypes.data, dist.data_ptr())
+    places = (addresses.of_array("heat", heat, np.float32, count), dist.data_ptr())
     run(logits.data_ptr(), logits.stride(0), count, vocab_size, width, *places, threads_for(logits))
     return dist
 
@@ -149,5 +153,5 @@ def philox(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64] | None:
     if run is None:
         return None
     into = np.empty((4, *words.shape[1:]), dtype=np.uint64)
-    run(words.ctypes.data, into[0].size, into.ctypes.data)
+    run(addresses.of_array("words", words, np.uint64, 6 * into[0].size), into[0].size, into.ctypes.data)
     return into

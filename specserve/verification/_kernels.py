@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from specserve.errors import ProtocolError
+from specserve.native import addresses
 from specserve.sampling._kernels import Kernel, checked, kernel, packed, threads_for
 from specserve.verification._draft_rows import DraftRows
 
@@ -33,8 +34,19 @@ def judge_ratios(
         return None
     target, ids, probs = packed(target, target.dtype), packed(draft.ids, torch.int64), packed(draft.probs, target.dtype)
     accept, choose = packed(accept, torch.float64), packed(choose, torch.float64)
-    own = (ids.shape[2], target.data_ptr(), ids.data_ptr(), probs.data_ptr())
-    return _judged(run, target, own, tokens, lengths, (accept.data_ptr(), choose.data_ptr()))
+    batch, places, _ = target.shape
+    offered = batch * (places - 1) * ids.shape[2]
+    own = (
+        ids.shape[2],
+        target.data_ptr(),
+        addresses.of_tensor("draft ids", ids, torch.int64, offered),
+        addresses.of_tensor("draft probabilities", probs, target.dtype, offered),
+    )
+    noise = (
+        addresses.of_tensor("accept noise", accept, torch.float64, batch * (places - 1)),
+        addresses.of_tensor("choose noise", choose, torch.float64, batch * places),
+    )
+    return _judged(run, target, own, tokens, lengths, noise)
 
 
 def judge_exact(
@@ -72,7 +84,9 @@ def _judge_rows(
     if run is None:
         return None
     target, noise = packed(target, target.dtype), packed(noise, noise_dtype)
-    return _judged(run, target, (target.data_ptr(),), tokens, lengths, (noise.data_ptr(), *limits))
+    each = target.shape[0] * target.shape[1] * (4 if noise_dtype is torch.int32 else 1)  # keys are four words
+    given = addresses.of_tensor("noise", noise, noise_dtype, each)
+    return _judged(run, target, (target.data_ptr(),), tokens, lengths, (given, *limits))
 
 
 def _kernel(rule: str, target: torch.Tensor) -> Kernel | None:
@@ -91,7 +105,10 @@ def _judged(
     batch, places, vocab = target.shape
     tokens, lengths = packed(tokens, torch.int64), packed(lengths, torch.int64)
     into = torch.empty(2, batch, dtype=torch.int64)
-    chains = (tokens.data_ptr(), lengths.data_ptr())
+    chains = (
+        addresses.of_tensor("drafted tokens", tokens, torch.int64, batch * (places - 1)),
+        addresses.of_tensor("lengths", lengths, torch.int64, batch),
+    )
     status = run(batch, places - 1, vocab, *dists, *chains, *noise, into.data_ptr(), threads_for(target))
     if status == _OUT_OF_RANGE:
         raise ProtocolError(
