@@ -57,12 +57,24 @@ def check(backend: Backend, blocks: int, block_tokens: int) -> None:
     alone = [
         _read(backend, [row], [table], [head] + [1] * (length - head)) for row, table in zip(rows, tables, strict=True)
     ]
-    together = _read(backend, rows, tables, [head // 2, head - head // 2, *[_CHAIN] * (-(-(length - head) // _CHAIN))])
-    if not torch.equal(torch.cat(alone), together):
+    chains = [_CHAIN] * (-(-(length - head) // _CHAIN))
+    # Side by side in halves and chains, and two of them in pieces of every small length.
+    together = _read(backend, rows, tables, [head // 2, head - head // 2, *chains])
+    few = _read(backend, rows[:2], tables[:2], _growing(length))
+    whole = torch.cat(alone)
+    if not torch.equal(whole, together) or not torch.equal(whole[: len(few)], few):
         raise ConfigError(
             "batch_invariant cannot be had: on this machine the logits of this model still depend on what shares their "
             "batch, by a rounding; switch engine.batch_invariant off"
         )
+
+
+def _growing(length: int) -> list[int]:
+    """1, 2, 3, … and what is left."""
+    pieces: list[int] = []
+    while sum(pieces) + len(pieces) + 1 < length:
+        pieces.append(len(pieces) + 1)
+    return [*pieces, length - sum(pieces)]
 
 
 def _read(backend: Backend, rows: list[np.ndarray], tables: list[np.ndarray], pieces: list[int]) -> torch.Tensor:
