@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--layers", help="the target's: those that small starts from (default: 0,1), or that eagle3 reads the inputs of"
     )
     parser.add_argument("--ids", type=int, default=8192, help="size of the draft's vocabulary; default: 8192")
+    parser.add_argument(
+        "--start", type=Path, help="folder of a trained draft of this kind to begin at, with its vocabulary"
+    )
     parser.add_argument("--steps", type=int, default=1500, help="optimiser steps in all; default: 1500")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens in each step; default: 2048")
     parser.add_argument("--unrolled", type=int, default=3, help="drafted places that a head is taught; default: 3")
@@ -63,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         kind=arguments.kind,
         layers=_layers(arguments.layers) if arguments.layers else (),
         ids=arguments.ids,
+        start=arguments.start,
         device=arguments.device,
         seed=arguments.seed,
         schedule=schedule,

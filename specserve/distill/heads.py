@@ -17,12 +17,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from specserve.config import ModelConfig
 from specserve.distill import closed_form
 from specserve.distill.corpus import Example
-from specserve.distill.students import Origin, Student, body_of
+from specserve.distill.students import Origin, Student, body_of, take
 from specserve.distill.unrolling import Unrolled
 from specserve.errors import ConfigError
-from specserve.models import _head_folder, eagle, trained_draft
+from specserve.models import _head_folder, eagle, loading, trained_draft
 from specserve.models._head_folder import HeadDescription
 
 _ROWS_AT_ONCE = 4  # of a batch, in the target's forward
@@ -69,6 +70,23 @@ class HeadStudent(Student):
     def fit(self, examples: Iterable[Example]) -> None:
         """Set `fc` to the matrix from what it reads to the target's next state that fits these examples best."""
         self.fc.weight.copy_(closed_form.fitted(self._pair(example) for example in examples))
+
+    def begin_at(self, folder: Path) -> torch.Tensor:
+        """See `Student.begin_at`: a head as such are published, whose d2t says which ids it speaks of."""
+        config = ModelConfig(source=str(folder))
+        if not folder.is_dir() or not _head_folder.is_head(folder, config):
+            raise ConfigError(f"training cannot begin at {folder}: it holds no EAGLE head")
+        weights = _head_folder.read_weights(folder, config)
+        weights.pop("t2d", None)
+        offsets = weights.pop("d2t", None)
+        if offsets is None:
+            raise ConfigError(f"training cannot begin at {folder}: no d2t says which ids the head speaks of")
+        embedding = self._frozen[0].embed_tokens.weight
+        wanted = loading.read_model_config(folder).get(_head_folder.FINGERPRINT)
+        if wanted not in (None, trained_draft.fingerprint(embedding)):
+            raise ConfigError(f"training cannot begin at {folder}: the head was trained for another target")
+        take(self, weights, folder)
+        return torch.arange(len(offsets)) + offsets.long()
 
     def _pair(self, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
         network, first = self._frozen[0], max(example.start - 1, 1)

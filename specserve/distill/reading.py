@@ -27,12 +27,12 @@ _READ_AS = 1.0  # the temperature that counts for text which the target did not 
 class Reader:
     """Examples of the documents in a file, in order. Raises ConfigError for a file that holds something else."""
 
-    def __init__(self, target: Path, file: Path, *, device: str = "auto") -> None:
+    def __init__(self, target: ModelConfig, file: Path) -> None:
         from transformers import AutoTokenizer
 
         self._documents = _documents(file)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(target, local_files_only=True)
-        self._model = loading.load_model(target, ModelConfig(source=str(target), device=device, dtype="bfloat16"))
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(target.source, local_files_only=True)
+        self._model = loading.load_model(Path(target.source), target)
 
     @torch.inference_mode()
     def examples(self, skipped: int = 0) -> Iterator[Example]:

@@ -19,6 +19,7 @@ from specserve.config import ModelConfig
 from specserve.distill import Progress, checkpoints, corpus, reading, training, vocabulary, writing
 from specserve.distill.corpus import Example
 from specserve.distill.heads import HeadStudent, layers_of
+from specserve.distill.precision import quick_dtype
 from specserve.distill.small import SmallStudent
 from specserve.distill.students import Origin, Student
 from specserve.distill.training import Head, Schedule
@@ -43,7 +44,8 @@ class Options:
 
     kind is that of the draft, one of `KINDS`. tokens is the corpus's size, counted without what all prompts share; rows
     are written at once; layers of the target are what a small student starts from or an EAGLE-3 head reads, none for
-    the kind's own choice; ids is the size of the draft's vocabulary. out is the draft's folder.
+    the kind's own choice; ids is the size of the draft's vocabulary. out is the draft's folder. start is that of a
+    draft whose weights training begins at, and whose vocabulary it keeps.
     """
 
     target: str
@@ -55,6 +57,7 @@ class Options:
     kind: str = "small"
     layers: tuple[int, ...] = ()
     ids: int = 8192
+    start: Path | None = None
     device: str = "auto"
     seed: int = 11
     schedule: Schedule = field(default_factory=Schedule)
@@ -92,17 +95,20 @@ def distill(options: Options, progress: Progress) -> Path:
     options.check()
     torch.manual_seed(options.seed)
     target_folder = loading.prepare(ModelConfig(source=options.target), progress.say)
+    device = loading.device_of(ModelConfig(device=options.device))
+    dtype = quick_dtype(device)
+    progress.say(f"computing in {dtype}, which this {device.type} multiplies quickly")
     texts, run = options.work / "corpus", options.work / "run"
     for folder in (texts, run):
         folder.mkdir(parents=True, exist_ok=True)
-    fill(texts, target_folder, options, progress)
+    writer = ModelConfig(source=str(target_folder), device=options.device, dtype=dtype)
+    fill(texts, writer, options, progress)
     target = loading.load_model(target_folder, ModelConfig(source=str(target_folder), device=options.device))
     student = KINDS[options.kind](target, options.layers)
-    ids = _chosen_ids(texts, run, target.config.vocab_size, options.ids, progress)
-    if not checkpoints.has_run(run):
-        progress.say("fitting what has a closed form")
-        student.fit(islice(corpus.examples_of(training.split(texts)[0]), _FITTED_ON))
-    training.train(student, Head(target.lm_head.weight, ids), texts, run, options.schedule, progress)
+    ids = _begun(student, texts, run, target.config.vocab_size, options, progress)
+    training.train(
+        student, Head(target.lm_head.weight, ids, getattr(torch, dtype)), texts, run, options.schedule, progress
+    )
     student.write(options.out, checkpoints.load_best(run), ids, Origin(options.target, options.seed))
     speculator = "small_model" if options.kind == "small" else "eagle"
     trial = f"specserve bench speculators --speculators {speculator} --draft {options.out}"
@@ -110,14 +116,14 @@ def distill(options: Options, progress: Progress) -> Path:
     return options.out
 
 
-def fill(texts: Path, target_folder: Path, options: Options, progress: Progress) -> None:
+def fill(texts: Path, target: ModelConfig, options: Options, progress: Progress) -> None:
     """Add shards until the corpus has its tokens, or holds the whole of a file that has fewer."""
     paths = corpus.shards(texts)
     have = sum(corpus.taught_tokens(path) for path in paths)
     if have >= options.tokens:
         return
     number, some, size = len(paths), list[Example](), 0
-    for example in _source(target_folder, options, paths):
+    for example in _source(target, options, paths):
         some.append(example)
         size += len(example.tokens) - example.start
         progress.advance("writing text", min(have + size, options.tokens), options.tokens)
@@ -130,22 +136,33 @@ def fill(texts: Path, target_folder: Path, options: Options, progress: Progress)
         corpus.write_shard(texts, number, some)
 
 
-def _source(target_folder: Path, options: Options, paths: Sequence[Path]) -> Iterator[Example]:
+def _source(target: ModelConfig, options: Options, paths: Sequence[Path]) -> Iterator[Example]:
     """What a corpus of these shards goes on with. A writer that is called again begins other texts."""
     if options.data is not None:
         known = sum(corpus.example_count(path) for path in paths)
-        return reading.Reader(target_folder, options.data, device=options.device).examples(known)
+        return reading.Reader(target, options.data).examples(known)
     seed = options.seed + 1000 * len(paths)
-    return writing.Writer(target_folder, rows=options.rows, seed=seed, device=options.device).examples()
+    return writing.Writer(target, rows=options.rows, seed=seed).examples()
 
 
-def _chosen_ids(texts: Path, run: Path, vocab_size: int, wanted: int, progress: Progress) -> torch.Tensor:
-    """The draft's vocabulary, int64 [m], chosen when the run begins."""
+def _begun(
+    student: Student, texts: Path, run: Path, vocab_size: int, options: Options, progress: Progress
+) -> torch.Tensor:
+    """The student as it is before its first step, where the run has none yet; the draft's vocabulary, int64 [m]."""
+    learn, held_out = training.split(texts)
+    ids = None if options.start is None else student.begin_at(options.start)
     if not (run / _IDS).is_file():
-        learn, held_out = training.split(texts)
-        ids = vocabulary.likeliest_ids(corpus.examples_of(learn), vocab_size, wanted)
+        if ids is None:
+            ids = vocabulary.likeliest_ids(corpus.examples_of(learn), vocab_size, options.ids)
         share = vocabulary.covered(corpus.examples_of(held_out), ids, vocab_size)
         progress.say(f"the draft says {len(ids)} of {vocab_size} ids: {share:.1%} of the tokens in held-out answers")
         save_file({"ids": ids}, run / _IDS)
-    found: torch.Tensor = load_file(run / _IDS)["ids"]
-    return found
+    chosen: torch.Tensor = load_file(run / _IDS)["ids"]
+    if ids is not None and not torch.equal(ids, chosen):
+        raise ConfigError(
+            f"{run} holds a run whose draft says other ids than the one in {options.start}; give another --work"
+        )
+    if options.start is None and not checkpoints.has_run(run):
+        progress.say("fitting what has a closed form")
+        student.fit(islice(corpus.examples_of(learn), _FITTED_ON))
+    return chosen

@@ -11,7 +11,7 @@ from torch import nn
 
 from specserve.distill import closed_form
 from specserve.distill.corpus import Example
-from specserve.distill.students import Origin, Student, body_of
+from specserve.distill.students import Origin, Student, body_of, take
 from specserve.errors import ConfigError
 from specserve.models import trained_draft
 
@@ -54,6 +54,20 @@ class SmallStudent(Student):
         To read a prediction off an early layer with a learned affine map is the tuned lens (Belrose et al. 2023).
         """
         self.readout.weight.copy_(closed_form.fitted(self._pair(example) for example in examples))
+
+    def begin_at(self, folder: Path) -> torch.Tensor:
+        """See `Student.begin_at`: a folder as in `trained_draft`, of the same of the target's layers."""
+        described = trained_draft.read_description(folder)
+        weights = trained_draft.read_weights(folder)
+        trained_draft.check_embedding(folder, described, self._body[0].embed_tokens.weight)
+        if described.layers != self._numbers:
+            raise ConfigError(
+                f"training cannot begin at {folder}: it began with the target's layers {list(described.layers)}, "
+                f"and --layers says {list(self._numbers)}"
+            )
+        ids = weights.pop("ids").long()
+        take(self, weights, folder)
+        return ids
 
     def _pair(self, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
         states = self._states(example.tokens[None].to(self.readout.weight.device))[0]

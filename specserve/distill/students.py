@@ -31,6 +31,13 @@ class Student(nn.Module, ABC):
         """Begin with what can be found in closed form."""
 
     @abstractmethod
+    def begin_at(self, folder: Path) -> torch.Tensor:
+        """Begin with the weights of a draft that was trained before; the ids int64 [m] that it says, ascending.
+
+        Raises ConfigError for a folder that holds no such draft of this kind, or one that does not fit.
+        """
+
+    @abstractmethod
     def unrolled(self, tokens: torch.Tensor, target_hidden: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
         """States for the target's head, a tensor for each drafted token of a chain; at most `steps`.
 
@@ -43,6 +50,19 @@ class Student(nn.Module, ABC):
     @abstractmethod
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor], ids: torch.Tensor, origin: Origin) -> None:
         """Write the folder that serve takes: these weights, by the names of the state dict, and ids int64 [m]."""
+
+
+def take(student: Student, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Load these weights of a folder. Raises ConfigError unless they are the student's by names and shapes."""
+    own = {name: list(weight.shape) for name, weight in student.state_dict().items()}
+    given = {name: list(weight.shape) for name, weight in weights.items()}
+    for name in sorted(own.keys() | given.keys()):
+        if own.get(name) != given.get(name):
+            raise ConfigError(
+                f"training cannot begin at {folder}: its {name} is {given.get(name, 'not there')}, and what is to be "
+                f"trained has {own.get(name, 'none')}; give the --kind, --layers and --target that it was trained with"
+            )
+    student.load_state_dict(dict(weights))
 
 
 def body_of(target: Any) -> Any:

@@ -126,15 +126,23 @@ def _of_like_lengths(pool: list[Example], schedule: Schedule, noise: random.Rand
 
 
 class Head:
-    """The target's head for the ids int64 [m] that the draft may say: frozen. weight [V, width] is the whole head."""
+    """The target's head for the ids int64 [m] that the draft may say: frozen. weight [V, width] is the whole head.
 
-    def __init__(self, weight: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> None:
+    dtype is what everything is computed in.
+    """
+
+    def __init__(self, weight: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> None:
         self.weight = weight.detach()[ids.to(weight.device)].to(dtype)
 
     @property
     def device(self) -> torch.device:
         """Where it is, and where students have to be."""
         return self.weight.device
+
+    def precision(self) -> torch.autocast:
+        """Lets students compute in the head's dtype; their weights stay in float32."""
+        narrow = self.weight.dtype != torch.float32
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=narrow)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [..., m] of hidden [..., width]."""
@@ -144,7 +152,7 @@ class Head:
 def loss_of(student: Student, head: Head, batch: Batch, schedule: Schedule) -> torch.Tensor:
     """The weighted mean loss of one batch, over the drafted places that are taught."""
     batch = batch.to(head.device)
-    with torch.autocast(head.device.type, torch.bfloat16):
+    with head.precision():
         places = list(student.unrolled(batch.tokens, batch.hidden, schedule.unrolled))
     n = batch.tokens.shape[1]
     taught = batch.weights > 0
@@ -161,7 +169,7 @@ def evaluate(student: Student, head: Head, paths: Sequence[Path], depth: int, mo
     found = Acceptance(depth)
     examples = list(islice(corpus.examples_of(paths), most))
     examples.sort(key=lambda example: len(example.tokens))
-    with torch.inference_mode(), torch.autocast(head.device.type, torch.bfloat16):
+    with torch.inference_mode(), head.precision():
         for begin in range(0, len(examples), 16):
             some = examples[begin : begin + 16]
             batch = batch_of(some, 0.0).to(head.device)

@@ -156,7 +156,7 @@ def _aux_layers(told: dict[str, Any], layers: int) -> tuple[int, ...]:
     return found
 
 
-def _weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+def read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     """All tensors of a published head under our names. Raises ConfigError."""
     loading.check_folder(folder, config)
     found: dict[str, torch.Tensor] = {}
@@ -174,7 +174,7 @@ def _shapes(folder: Path, config: ModelConfig) -> dict[str, Sequence[int]]:
     """The shapes of all tensors of a published head under our names. Raises ConfigError."""
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
-        return {name: tensor.shape for name, tensor in _weights(folder, config).items()}
+        return {name: tensor.shape for name, tensor in read_weights(folder, config).items()}
     found: dict[str, Sequence[int]] = {}
     try:
         for path in paths:
@@ -192,7 +192,7 @@ def _own_name(name: str) -> str:
 
 def _put_together(folder: Path, config: ModelConfig, target: Path, new: Path, progress: Callable[[str], None]) -> None:
     progress(f"putting the draft head in {folder.name} and its target's embedding together (once)")
-    weights = _weights(folder, config)
+    weights = read_weights(folder, config)
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     description = describe(loading.read_model_config(folder), shapes, loading.read_model_config(target))
     offsets = weights.pop("d2t", None)

@@ -66,6 +66,21 @@ def read_description(folder: Path) -> Description:
         raise ConfigError(f"{path} does not describe a trained draft: {type(error).__name__}: {error}") from None
 
 
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """What `write` wrote. Raises ConfigError when it is not there or cannot be read."""
+    try:
+        found: dict[str, torch.Tensor] = load_file(folder / WEIGHTS)
+    except Exception as error:  # the library raises its own kinds for a damaged file
+        raise ConfigError(f"cannot read {folder / WEIGHTS}: {type(error).__name__}: {error}") from None
+    return found
+
+
+def check_embedding(folder: Path, description: Description, embedding: torch.Tensor) -> None:
+    """Raise ConfigError unless the draft in the folder was trained for the target with this embedding [V, width]."""
+    if fingerprint(embedding) != description.fingerprint:
+        raise ConfigError(f"the draft in {folder} was trained for another target than {description.target!r}")
+
+
 def completed(folder: Path, progress: Callable[[str], None]) -> Path:
     """The ordinary model folder of a trained draft, put together at first use. Raises ConfigError."""
     description = read_description(folder)
@@ -103,9 +118,8 @@ def _put_together(
     progress(f"putting the draft in {folder.name} and its target's embedding together (once)")
     config = ModelConfig(source=str(target_folder), device="cpu")
     target = loading.load_model(target_folder, config)
-    if fingerprint(target.model.embed_tokens.weight) != description.fingerprint:
-        raise ConfigError(f"the draft in {folder} was trained for another target than {description.target!r}")
-    weights = {name: weight.float() for name, weight in load_file(folder / WEIGHTS).items()}
+    check_embedding(folder, description, target.model.embed_tokens.weight)
+    weights = {name: weight.float() for name, weight in read_weights(folder).items()}
     ids, readout = weights.pop("ids").long(), weights.pop("readout.weight")
     draft_config = shortened(target.config, description.layers)
     draft_config.tie_word_embeddings = True  # so no head is written; the reduced one takes its place

@@ -12,7 +12,7 @@ import pytest
 import torch
 from heads_reference import Reference
 from listening import Listener
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_llama
 
 from specserve.config import ModelConfig
@@ -126,7 +126,7 @@ def test_padding_changes_nothing_that_is_taught(target, kind):
 def measured(student, target, options):
     ids = load_file(options.work / "run" / "ids.safetensors")["ids"]
     held_out = training.split(options.work / "corpus")[1]
-    return training.evaluate(student, Head(target.lm_head.weight, ids), held_out, DEPTH, 100)
+    return training.evaluate(student, Head(target.lm_head.weight, ids, torch.float32), held_out, DEPTH, 100)
 
 
 def test_a_trained_head_drafts_much_better_than_a_random_one(distilled, target, kind):
@@ -188,7 +188,7 @@ def test_serving_takes_the_folder_and_keeps_the_targets_answers(distilled, targe
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(distilled, target, tmp_path, kind):
     """Stopped at its second measure and called again, it ends with the same weights, bit by bit."""
     texts, results = distilled[kind].work / "corpus", []
-    head = Head(target.lm_head.weight, torch.arange(IDS))
+    head = Head(target.lm_head.weight, torch.arange(IDS), torch.float32)
     schedule = replace(SCHEDULE, steps=6, measure_every=3)
     for name, patience in (("whole", math.inf), ("cut", 1)):
         folder = tmp_path / name
@@ -221,8 +221,49 @@ def test_unrolling_makes_later_places_hold_up(distilled, target, tmp_path):
         student.load_state_dict(checkpoints.load_best(run.work / "run"))
         ids = load_file(run.work / "run" / "ids.safetensors")["ids"]
         with torch.no_grad():
-            losses.append(float(training.loss_of(student, Head(target.lm_head.weight, ids), batch, third)))
+            losses.append(
+                float(training.loss_of(student, Head(target.lm_head.weight, ids, torch.float32), batch, third))
+            )
     assert losses[1] < losses[0]
+
+
+def test_training_begins_at_a_trained_head(distilled, written, tmp_path, kind):
+    """With a rate of next to nothing the head that is written is the one that was begun at, vocabulary included."""
+    options, listener = distilled[kind], Listener()
+    schedule = replace(SCHEDULE, steps=1, learning_rate=1e-9)
+    again = replace(options, out=tmp_path / "draft", work=tmp_path / "work", start=options.out, ids=64)
+    shutil.copytree(options.work / "corpus", again.work / "corpus")
+    distill(replace(again, schedule=schedule), listener)
+    was, now = (load_file(folder / "model.safetensors") for folder in (options.out, again.out))
+    assert was.keys() == now.keys()
+    assert all(torch.equal(was[name], now[name]) for name in was)
+    assert not any("closed form" in line for line in listener.lines)
+
+
+def test_a_head_that_training_cannot_begin_at_is_refused(distilled, written, tmp_path, target):
+    """Of the other kind, of another target, without a vocabulary, no head at all, or beside a run with other ids."""
+    eagle, eagle3 = distilled["eagle"].out, distilled["eagle3"].out
+    with pytest.raises(ConfigError, match=r"its fc\.weight is \[64, 192\].*has \[64, 128\]"):
+        HeadStudent(target).begin_at(eagle3)
+    with pytest.raises(ConfigError, match=r"midlayer|layers\.0"):
+        HeadStudent(target, (1, 2)).begin_at(eagle)
+    with pytest.raises(ConfigError, match="holds no EAGLE head"):
+        HeadStudent(target).begin_at(tmp_path)
+    weights, told = load_file(eagle / "model.safetensors"), json.loads((eagle / "config.json").read_text())
+    save_file({name: weight for name, weight in weights.items() if name != "d2t"}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ConfigError, match="no d2t"):
+        HeadStudent(target).begin_at(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(told | {"target_fingerprint": "0"}))
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="trained for another target"):
+        HeadStudent(target).begin_at(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    moved = weights["d2t"].clone()
+    moved[-1] += 1
+    save_file(weights | {"d2t": moved}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="other ids"):
+        distill(replace(distilled["eagle"], start=tmp_path), Listener())
 
 
 def test_a_head_is_refused_for_another_target_of_the_same_sizes(distilled, tmp_path, kind):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tiny_models import tiny_llama
 
 from specserve.config import ModelConfig
 from specserve.distill import checkpoints, corpus, training, vocabulary
+from specserve.distill.precision import quick_dtype
 from specserve.distill.run import Options, distill
 from specserve.distill.small import SmallStudent
 from specserve.distill.training import Head, Schedule
@@ -70,7 +73,7 @@ def distilled(options):
 def measured(student, target, options):
     ids = load_file(options.work / "run" / "ids.safetensors")["ids"]
     held_out = training.split(options.work / "corpus")[1]
-    return training.evaluate(student, Head(target.lm_head.weight, ids), held_out, 3, 100)
+    return training.evaluate(student, Head(target.lm_head.weight, ids, torch.float32), held_out, 3, 100)
 
 
 def test_training_makes_the_student_agree_more(distilled, target, options):
@@ -156,7 +159,7 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(distilled, target, opt
     """
     texts = options.work / "corpus"
     ids = vocabulary.likeliest_ids(corpus.examples_of(corpus.shards(texts)), target.config.vocab_size, IDS)
-    head, results = Head(target.lm_head.weight, ids), []
+    head, results = Head(target.lm_head.weight, ids, torch.float32), []
     for name, patience in (("whole", math.inf), ("cut", 1)):
         folder = tmp_path / name
         folder.mkdir()
@@ -184,6 +187,39 @@ def test_calling_again_does_nothing_twice(distilled, options):
     distill(options, listener)
     assert listener.stages == {}
     assert {path: path.stat().st_mtime_ns for path in corpus.shards(options.work / "corpus")} == before
+
+
+def test_training_begins_at_a_trained_draft(distilled, options, target, tmp_path):
+    """With a rate of next to nothing the draft that is written is the one that was begun at, vocabulary included."""
+    again = replace(options, out=tmp_path / "draft", work=tmp_path / "work", start=options.out, ids=64)
+    shutil.copytree(options.work / "corpus", again.work / "corpus")
+    distill(replace(again, schedule=replace(SCHEDULE, steps=1, learning_rate=1e-9)), Listener())
+    was, now = (load_file(folder / trained_draft.WEIGHTS) for folder in (options.out, again.out))
+    assert was.keys() == now.keys()
+    assert all(torch.equal(was[name], now[name]) for name in was)
+
+
+def test_a_draft_that_training_cannot_begin_at_is_refused(distilled, options, target, tmp_path):
+    """Of other layers, of more of them, or none at all: said before anything is changed."""
+    with pytest.raises(ConfigError, match=r"layers \[0, 2\], and --layers says \[0, 1\]"):
+        SmallStudent(target, (0, 1)).begin_at(options.out)
+    with pytest.raises(ConfigError, match=r"trained_draft\.json"):
+        SmallStudent(target, (0, 2)).begin_at(tmp_path)
+    description = trained_draft.read_description(options.out)
+    weights = load_file(options.out / trained_draft.WEIGHTS)
+    trained_draft.write(tmp_path, description, weights | {"readout.weight": torch.zeros(64, 32)})
+    with pytest.raises(ConfigError, match=r"its readout\.weight is \[64, 32\].*has \[64, 64\]"):
+        SmallStudent(target, (0, 2)).begin_at(tmp_path)
+
+
+def test_what_is_computed_in_follows_from_the_device(distilled):
+    """GPUs multiply bfloat16 quickly, CPUs where they have instructions for it; the log says which it is."""
+    assert quick_dtype(torch.device("cuda")) == "bfloat16"
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    cpu = quick_dtype(torch.device("cpu"))
+    if not flags & {"amx_tile", "avx512_bf16"}:
+        assert cpu == "float32"
+    assert any(f"computing in {cpu}" in line for line in distilled[1].lines)
 
 
 def test_a_run_of_another_student_is_not_gone_on_with(distilled, options):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_models import tiny_llama
 from tiny_tokenizer import write_folder
+from transformers import AutoTokenizer
 
 from specserve.config import ModelConfig
 from specserve.distill import corpus, reading, writing
@@ -23,24 +24,32 @@ def target(tmp_path_factory):
     return tiny_llama(tmp_path_factory.mktemp("target"), seed=3)
 
 
-@pytest.fixture(scope="module")
-def model(target):
-    return loading.load_model(target, ModelConfig(source=str(target), device="cpu", dtype="bfloat16"))
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def configured(target, request):
+    """The target in either dtype."""
+    return ModelConfig(source=str(target), device="cpu", dtype=request.param)
 
 
 @pytest.fixture(scope="module")
-def written(target):
-    return list(islice(writing.Writer(target, rows=5, seed=7, device="cpu").examples(), EXAMPLES))
+def model(target, configured):
+    return loading.load_model(target, configured)
+
+
+@pytest.fixture(scope="module")
+def written(configured):
+    return list(islice(writing.Writer(configured, rows=5, seed=7).examples(), EXAMPLES))
 
 
 def test_the_states_are_those_of_the_target_on_the_whole_text(written, model):
     """Rows that start, end and are replaced at different steps hold what one forward over each text gives."""
+    tolerance = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (0.12, 0.05)}[model.dtype]
     assert len({len(example.tokens) for example in written}) > 3
     for example in written:
         with torch.inference_mode():
             truth = model.model(input_ids=example.tokens[None], use_cache=False).last_hidden_state[0]
         assert example.hidden.shape == truth.shape
-        torch.testing.assert_close(example.hidden.float(), truth.float(), atol=0.12, rtol=0.05)
+        assert example.hidden.dtype == model.dtype
+        torch.testing.assert_close(example.hidden, truth, atol=tolerance[0], rtol=tolerance[1])
 
 
 def test_greedy_answers_are_the_targets_first_choices(written, model):
@@ -68,10 +77,21 @@ def test_every_text_is_one_chat_with_an_answer(written, target):
         assert tokens[example.answer - len(turn.tail) : example.answer] == turn.tail
 
 
-def test_the_same_seed_writes_the_same_texts(target, written):
+def test_messages_end_where_a_sentence_does(written, target):
+    """Which ids that may be follows from their texts; no message is longer than the rule lets it become."""
+    turn = writing.Turn.of(target)
+    most = writing.OPENING_TOKENS + max(writing.MESSAGE_TOKENS) + writing.SENTENCE_TOKENS
+    lengths = [example.answer - len(turn.tail) - example.start for example in written]
+    assert max(lengths) <= most
+    tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
+    ends = [tokenizer(text, add_special_tokens=False)["input_ids"][-1] for text in ("the end.", "why?", "so!", "so")]
+    assert [token in turn.closing for token in ends] == [True, True, True, False]
+
+
+def test_the_same_seed_writes_the_same_texts(configured, written):
     """Texts repeat with the seed and differ without it."""
-    again = islice(writing.Writer(target, rows=5, seed=7, device="cpu").examples(), 3)
-    other = islice(writing.Writer(target, rows=5, seed=8, device="cpu").examples(), 3)
+    again = islice(writing.Writer(configured, rows=5, seed=7).examples(), 3)
+    other = islice(writing.Writer(configured, rows=5, seed=8).examples(), 3)
     assert [one.tokens.tolist() for one in again] == [one.tokens.tolist() for one in written[:3]]
     assert [one.tokens.tolist() for one in other] != [one.tokens.tolist() for one in written[:3]]
 
@@ -106,15 +126,15 @@ def test_a_target_without_a_chat_template_cannot_write(tmp_path):
         writing.Turn.of(folder)
 
 
-def test_files_of_text_and_of_chats(tmp_path, target, model):
+def test_files_of_text_and_of_chats(tmp_path, configured, model):
     """Documents of a text file, and lines of a .jsonl file; of a chat only the last message is the answer."""
     text = tmp_path / "some.txt"
     text.write_text("The first document.\n\nThe second one,\nwith two lines.\n")
     chats = tmp_path / "some.jsonl"
     messages = [{"role": "user", "content": "the dog"}, {"role": "assistant", "content": "the cat and the dog"}]
     chats.write_text(json.dumps({"text": "plain " * 600}) + "\n\n" + json.dumps({"messages": messages}) + "\n")
-    plain = list(reading.Reader(target, text, device="cpu").examples())
-    mixed = list(reading.Reader(target, chats, device="cpu").examples())
+    plain = list(reading.Reader(configured, text).examples())
+    mixed = list(reading.Reader(configured, chats).examples())
     assert [(one.start, one.answer) for one in plain] == [(1, 1), (1, 1)]
     assert max(len(one.tokens) for one in mixed) == reading.WINDOW
     chat = mixed[-1]
@@ -122,15 +142,15 @@ def test_files_of_text_and_of_chats(tmp_path, target, model):
         truth = model.model(input_ids=chat.tokens[None], use_cache=False).last_hidden_state[0]
     torch.testing.assert_close(chat.hidden.float(), truth.float(), atol=0.12, rtol=0.05)
     assert 1 < chat.answer < len(chat.tokens)
-    assert [one.tokens.tolist() for one in reading.Reader(target, chats, device="cpu").examples(2)] == [
+    assert [one.tokens.tolist() for one in reading.Reader(configured, chats).examples(2)] == [
         one.tokens.tolist() for one in mixed[2:]
     ]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"prompt": "a"}', '{"messages": [1, 2]}'])
-def test_a_line_that_is_no_document_is_named(tmp_path, target, line):
+def test_a_line_that_is_no_document_is_named(tmp_path, configured, line):
     """With the file and its number."""
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "good"}\n' + line + "\n")
     with pytest.raises(ConfigError, match=r"bad\.jsonl, line 2"):
-        reading.Reader(target, file, device="cpu")
+        reading.Reader(configured, file)
