@@ -173,7 +173,7 @@ def test_a_shared_worker_that_hangs_is_replaced_for_all(ray_here, config, expect
     class Hanging(SharedDraftActor):
         def _built(self, ranks):
             info = super()._built(ranks)
-            mark, plans = tmp_path / "hung", self._turns._worker.plans
+            mark, plans = tmp_path / "hung", self._drafts.plans
 
             def hang(asked):
                 if not mark.exists():
@@ -183,7 +183,7 @@ def test_a_shared_worker_that_hangs_is_replaced_for_all(ray_here, config, expect
                     threading.Event().wait()
                 return plans(asked)
 
-            self._turns._worker.plans = hang
+            self._drafts.plans = hang
             return info
 
     monkeypatch.setattr(draft_keeper, "SharedDraftActor", Hanging)
