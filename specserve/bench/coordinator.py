@@ -65,7 +65,7 @@ MODES = {
     "ahead1": Mode(4, 1, 20),
     "ahead12": Mode(5, 12, 50),
 }
-"""By name; the last one has 12 branches of 5 tokens for each request."""
+"""By name; the last one has 12 branches of 5 tokens to offer for each request."""
 
 
 @dataclass(frozen=True, slots=True)

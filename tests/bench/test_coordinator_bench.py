@@ -28,10 +28,13 @@ def test_every_combination_has_a_row_with_its_bound(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "branches", "nodes"), [("plain", 0, 0), ("serial", 0, 4), ("ahead1", 1, 4), ("ahead12", 12, 60)]
+    ("name", "branches", "nodes"), [("plain", 0, 0), ("serial", 0, 4), ("ahead1", 1, 5), ("ahead12", 12, 72)]
 )
 def test_each_mode_does_what_it_says(monkeypatch, name, branches, nodes):
-    """Plans are as deep and as wide as the mode, for most requests in most rounds; drafts are kept."""
+    """Plans are as deep and as wide as the mode, for most requests in most rounds; drafts are kept.
+
+    Ahead, one token more than is offered is drafted in each branch.
+    """
     plans = []
     real = coordinator._answers
     monkeypatch.setattr(
