@@ -193,6 +193,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(wrong, told):
 
 
 @pytest.mark.ray
+@pytest.mark.full
 def test_a_short_run_on_a_real_ray_keeps_every_promise(tmp_path):
     """Workers are killed under open streams: exit 0, each stream ended once and with its text, and nothing is held."""
     report = tmp_path / "chaos.json"

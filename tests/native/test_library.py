@@ -49,7 +49,7 @@ def test_kernels_compute(fresh):
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason=NO_COMPILER)
-@pytest.mark.parametrize("left", [0, 5000])
+@pytest.mark.parametrize("left", [0, pytest.param(5000, marks=pytest.mark.full)])
 def test_a_library_that_was_cut_off_is_compiled_anew(fresh, left):
     """A full disk leaves such files; a process that maps one dies of SIGBUS where it reads behind the end."""
     assert native.library() is not None
