@@ -59,7 +59,9 @@ class _Steps(NamedTuple):
 
 
 class AheadDrafts(WorkerSource):
-    """Drafts made beside the verifier: one plan in flight, its branches kept until the round that it foresaw is over.
+    """Drafts made beside the verifier: a plan for each round, with branches that are kept until that round is over.
+
+    The worker may not be done with it then: it ends what it was told, and so has at most two plans.
 
     How many branches a request gets is configured, or chosen by measured costs.
     """
@@ -180,9 +182,9 @@ class AheadDrafts(WorkerSource):
         if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):
             return None
         due = due and start + feed == end
-        known = due and chain.next_slot is not None and state.draft_cached >= end - 1
+        behind = chain.next_slot if due and state.draft_cached >= end - 1 else None
         base = min(text, start + feed)
-        return Trunk(state, row.epoch, base, start, feed, chain if due else NOTHING, due, known=known)
+        return Trunk(state, row.epoch, base, start, feed, chain if due else NOTHING, due, next_slot=behind)
 
     def _time_left(self, now_s: float) -> _TimeLeft | None:
         """What the worker has for the plan; None when nothing is known yet."""
@@ -193,14 +195,11 @@ class AheadDrafts(WorkerSource):
         next_s = verdict_s + (self._turn_s.value or 0.0) + lag_s
         begins_s = now_s + lag_s
         if self._ending is not None:
-            begins_s = max(begins_s, self._heard_s + self._rest_s() + (self._gap_s.value or 0.0))
+            begins_s = max(begins_s, self._heard_s + self._rest_s(self._ending) + (self._gap_s.value or 0.0))
         return _TimeLeft(verdict_s - begins_s, next_s - begins_s)
 
-    def _rest_s(self) -> float:
-        """What the worker needs for the steps of the plan before that it did not push yet."""
-        plan = self._ending
-        if plan is None:
-            return 0.0
+    def _rest_s(self, plan: AheadPlan) -> float:
+        """What the worker needs for the steps of a plan that it did not push yet."""
         return sum(self._step_cost.at(max(1, plan.rows(step))) or 0.0 for step in range(plan.pushed, plan.steps))
 
     def _steps(self, rows: Sequence[int], left: _TimeLeft | None) -> list[_Steps]:
@@ -248,15 +247,14 @@ class AheadDrafts(WorkerSource):
         else:
             self._step_cost.observe(max(1, plan.rows(message.step)), message.busy_s)
         self._heard_s = now_s
-        if plan is self._plan:
-            self._ending = None  # it does what it is told in order, also where the end of that was lost
+        plan.over |= message.last
         if plan is self._ending:
             self._late_s += message.busy_s
-        elif message.last:
-            self.link.activity.returned("draft", {"draft": plan.busy_s + self._late_s})
-        plan.over |= message.last
-        if plan is self._ending and plan.over:
-            self._ending = None
+            self._ending = None if plan.over else plan
+        else:
+            self._ending = None  # it does what it is told in order, also where the end of that was lost
+            if plan.over:
+                self._answered(plan)
         self._let_go()
         self._launch(now_s)
 
@@ -281,9 +279,9 @@ class AheadDrafts(WorkerSource):
             if not trunk.gone and state.epoch == trunk.epoch and (not trunk.due or len(state.tokens) == trunk.base):
                 state.draft_cached = trunk.start + trunk.feed
 
-    def _drop(self, plan: AheadPlan) -> None:
-        plan.release()
-        self._plan = None
+    def _answered(self, plan: AheadPlan) -> None:
+        """Book what the worker computed since the plan was sent, the end of the one before included."""
+        self.link.activity.returned("draft", {"draft": plan.busy_s + self._late_s})
 
     def failed(self, failure: Failed) -> None:
         """The plan raised: its requests go on without drafts and are fed afresh."""
@@ -368,8 +366,9 @@ class AheadDrafts(WorkerSource):
             if self._ending is not None or not plan.pushed:
                 return
             self._ending = plan
-            self.link.activity.returned("draft", {"draft": plan.busy_s + self._late_s})
-        self._drop(plan)
+            self._answered(plan)
+        plan.release()
+        self._plan = None
 
     def _learn(self) -> None:
         if self._checked:

@@ -28,8 +28,8 @@ class Trunk:
     """One request's share of a plan: committed tokens and checked chain, fed from `start` on.
 
     base counts the committed tokens that take part. due: the feed reaches the end of the chain, so that branches may
-    leave it. text_start is where the worker's knowledge of the text ends. known: the chain's next_slot tells what is
-    likely behind all of it, so that nothing needs to be fed first, unless the worker says otherwise.
+    leave it. text_start is where the worker's knowledge of the text ends. next_slot is the chain's, where it tells
+    what is likely behind all of it, so that nothing needs to be fed first, unless the worker did not get there.
     """
 
     state: RequestState
@@ -41,7 +41,12 @@ class Trunk:
     due: bool
     text_start: int = 0
     gone: bool = False
-    known: bool = False
+    next_slot: int | None = None
+
+    @property
+    def known(self) -> bool:
+        """What is likely behind the whole chain is known before anything is fed."""
+        return self.next_slot is not None
 
     def tokens(self) -> list[int]:
         """The text that is sent, chain included."""
@@ -135,7 +140,7 @@ class AheadPlan:
             starts=ints([trunk.start for trunk in trunks]),
             chain_lengths=ints([len(trunk.chain.tokens) for trunk in trunks]),
             chain_slots=flat([trunk.chain.slots for trunk in trunks]),
-            next_slots=ints([_next_slot(trunk) for trunk in trunks]),
+            next_slots=ints([_NONE if trunk.next_slot is None else trunk.next_slot for trunk in trunks]),
             next_plans=np.array([trunk.chain.plan for trunk in trunks], dtype=np.int64),
             table_lengths=lengths,
             tables=flat_tables,
@@ -308,10 +313,6 @@ class AheadPlan:
         """Give back all that no request took over."""
         self._slots.give_back(self._leased_slots[self._slots_left])
         self._blocks.give_back(self._leased_blocks[self._blocks_left])
-
-
-def _next_slot(trunk: Trunk) -> int:
-    return trunk.chain.next_slot if trunk.known and trunk.chain.next_slot is not None else _NONE
 
 
 def _rows_by_step(branches: Branches, trunks: int) -> list[int]:

@@ -92,7 +92,7 @@ class _Growth:
         self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace, vocab_size: int
     ) -> None:
         self._trunks = trunks
-        self._fed = [trunk for trunk in trunks if len(trunk.feed)]
+        self._fed = [index for index, trunk in enumerate(trunks) if len(trunk.feed)]
         self._branches = branches
         self._workspace = workspace
         self._vocab_size = vocab_size
@@ -141,7 +141,7 @@ class _Growth:
 
     def stretches(self, step: int) -> list[Stretch]:
         """The rows of a step: in the first one the trunks' feeds, and every growing branch's last token."""
-        feeds = [Stretch(trunk.start, trunk.feed, trunk.table, 1) for trunk in self._fed] if step == 0 else []
+        feeds = [_feed_of_trunk(self._trunks[index]) for index in self._fed] if step == 0 else []
         return feeds + [next_of(self._chains[index], self._branches[index].table) for index in self._growing(step)]
 
     def take(self, step: int, logits: torch.Tensor) -> Grown:
@@ -179,8 +179,8 @@ class _Growth:
         if not behind:
             return {}
         trunks = [self._trunks[index] for index in behind]
-        fed = {id(trunk): row for row, trunk in enumerate(self._fed)}
-        rows = [fed[id(trunk)] for trunk in trunks]
+        row_of = {index: row for row, index in enumerate(self._fed)}
+        rows = [row_of[index] for index in behind]
         nothing = np.empty(0, dtype=np.int64)
         ends = [Chain(trunk.profile, trunk.base, nothing, trunk.shared_noise, list(trunk.chain)) for trunk in trunks]
         logits = allowed(logits if len(rows) == len(logits) else logits[rows], ends, self._vocab_size)
@@ -200,6 +200,10 @@ class _Growth:
         keys = token_keys(settings.seeds, torch.tensor([chain.first for chain in ends]), settings.branches)
         ranking: list[list[int]] = race_ranking(dist, keys, width).tolist()
         return ranking
+
+
+def _feed_of_trunk(trunk: Trunk) -> Stretch:
+    return Stretch(trunk.start, trunk.feed, trunk.table, 1)
 
 
 def _at(ranking: Sequence[int], rank: int) -> int:
