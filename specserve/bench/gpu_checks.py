@@ -7,8 +7,10 @@ enumerated: every drafted token, and a grid over both of a rule's uniform number
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from specserve.bench.report import Row
@@ -16,7 +18,7 @@ from specserve.config import EngineConfig
 from specserve.models import Backend
 from specserve.models._stretches import Stretch, ragged
 from specserve.models.paged_transformers import PagedTransformers
-from specserve.sampling.noise import token_keys
+from specserve.sampling.noise import token_keys, token_words
 from specserve.verification import FixedNoise, Judge, all_rules, judges_of
 from specserve.verification._draft_rows import DraftRows
 
@@ -27,6 +29,7 @@ _STEPS = 24
 _ROWS, _DEPTH, _VOCAB = 512, 4, 64
 _GRID = 200
 _ENUMERATED = 6
+_NOISE_IDS = 152_000
 
 Made = Callable[[torch.device], PagedTransformers]
 """Makes a float32 model with the same weights on any device."""
@@ -35,6 +38,8 @@ Made = Callable[[torch.device], PagedTransformers]
 def checks(device: torch.device, made: Made) -> Iterator[Row]:
     """One row for each fact, with how far it was from holding and whether it holds."""
     yield from _same_answers(device, made)
+    wrong = differing_noise(device)
+    yield row("noise: integers that are not the documented ones", wrong, wrong == 0)
     for name, judge in judges_of(EngineConfig()).items():
         differing = _differing(judge, device)
         yield row(f"rule {name}: decisions as on the CPU", differing, differing == 0)
@@ -47,6 +52,18 @@ def checks(device: torch.device, made: Made) -> Iterator[Row]:
 def row(check: str, found: float, holds: bool) -> Row:
     """A fact as a row of the report."""
     return {"check": check, "found": found, "holds": "yes" if holds else "NO"}
+
+
+def differing_noise(device: torch.device) -> int:
+    """How many of the integers behind the noise differ on the device from unsigned 32-bit arithmetic on the host."""
+    seeds = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 42, 7, 8])
+    keys = token_keys(seeds.to(device), torch.arange(len(seeds), device=device) * 0x1FFFFFFF)
+    found = token_words(keys[:, None, :2], torch.arange(_NOISE_IDS, dtype=torch.int32, device=device)).cpu().numpy()
+    pairs = token_keys(seeds, torch.arange(len(seeds)) * 0x1FFFFFFF).numpy()[:, None, :2].view(np.uint32)
+    x: npt.NDArray[Any] = np.arange(_NOISE_IDS, dtype=np.uint32) + pairs[..., 0]
+    x = (x ^ x >> 16) * np.uint32(0x7FEB352D)
+    x = (x ^ x >> 15 ^ pairs[..., 1]) * np.uint32(0x846CA68B)
+    return int(((x ^ x >> 16) >> 1 != found.view(np.uint32)).sum())
 
 
 def _same_answers(device: torch.device, made: Made) -> Iterator[Row]:

@@ -39,6 +39,7 @@ def test_everything_runs_without_ray(tmp_path) -> None:
     assert {row["holds"] for row in facts} == {"yes"}
     names = " ".join(row["check"] for row in facts)
     assert "greedy tokens" in names
+    assert "noise" in names
     assert all(f"rule {name}:" in names for name in all_rules() if name != "synthetic")
     steps = {(row["case"], row["rows"]) for row in rows if "case" in row}
     cases = ("draft step", "plain decode", "verify depth 2")
@@ -63,6 +64,13 @@ def test_a_rule_without_its_law_is_found() -> None:
 
     assert gpu_checks.enumerated_distance(keeps_all, CPU) > 0.1
     assert gpu_checks.enumerated_distance(ignores_the_target, CPU) > 0.1
+
+
+def test_noise_of_other_integers_is_found(monkeypatch) -> None:
+    """A shift that drags the sign along, as signed numbers have it, changes half of all bits."""
+    assert gpu_checks.differing_noise(CPU) == 0
+    monkeypatch.setattr("specserve.sampling.noise._shifted", lambda x, bits: x >> bits)
+    assert gpu_checks.differing_noise(CPU) > 100_000
 
 
 @pytest.mark.parametrize("wrong", [{"shape": "huge"}, {"rows": (0,)}, {"depths": (0,)}, {"max_tokens": 1}])
