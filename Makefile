@@ -15,8 +15,9 @@ ARGS ?=
 serve: $(STAMP)
 	@exec $(BIN)/specserve serve $(ARGS)
 
+# Two processes share the sample: one runs all that starts Ray, and then what the other has not begun.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not full" $(ARGS)
+	$(BIN)/python -m pytest -m "not full" -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)

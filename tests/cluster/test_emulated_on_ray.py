@@ -52,8 +52,8 @@ def test_a_window_of_steady_state_holds_whole_rounds_that_take_the_devices_time(
     assert rounds > 5
     assert counted.target_s >= (rounds - 1) * device.step_s(2, 2)
     assert counted.wall_s >= counted.target_s
-    assert (counted.drafted > 0) == (depth > 0)
-    assert counted.tokens > counted.steps or depth == 0
+    assert (counted.draft_steps > 0) == (depth > 0)  # what is drafted may be late on a busy machine
+    assert counted.kept <= counted.drafted <= counted.steps * depth
 
 
 def test_workers_killed_under_open_streams_break_no_promise(config, url):
