@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ import pytest
 from cluster_facts import PROMPT, TOKENS
 from deployment import WAIT_S, body, complete, drafted, healthy, kill_mid_stream, pids, served, stream, until
 from open_streams import KINDS, Answer, ask, idle, streams
+from priorities import niceness, threads_of
 from scraped import Scrape
 
 from specserve.errors import ConfigError
@@ -66,6 +68,21 @@ def test_structured_answers_across_processes(url):
     assert refused.status_code == 400
     both = httpx.post(f"{url}/v1/completions", json=asked | {"ignore_eos": True}, timeout=WAIT_S)
     assert (both.status_code, both.json()["error"]["code"]) == (400, "invalid_value")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness for each thread")
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_what_computes_answers_has_ordinary_priority(url, role):
+    """Threads that libraries made for the start may be left, and do nothing."""
+    complete(url)
+    pid = pids()[role]
+    before = threads_of(pid)
+    for _ in range(4):
+        complete(url)
+    computed = {name: (nice, took - before.get(name, (0, 0))[1]) for name, (nice, took) in threads_of(pid).items()}
+    in_all = sum(took for _, took in computed.values())
+    assert in_all > 0
+    assert {nice for nice, took in computed.values() if took > in_all / 100} == {niceness()}
 
 
 def test_many_at_once(url, expected_text):

@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 import pytest
-from deployment import served
+from deployment import served, until
 
 from specserve import config as configs
 from specserve.bench import chaos, chaos_report
@@ -37,9 +37,13 @@ def test_the_endpoint_answers_with_the_text_of_the_local_engine(config, url):
     with LocalEngine(config) as engine:
         (expected,) = engine.generate([PROMPT], max_tokens=24)
     body = {"model": config.served_name, "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
-    assert answer["choices"][0]["text"] == expected.text
-    assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+
+    def kept_any() -> bool:
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        assert answer["choices"][0]["text"] == expected.text
+        return answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+
+    until(kept_any)  # the target waits for no draft, and on a busy machine all of an answer's may be late
 
 
 @pytest.mark.parametrize("depth", [0, 3])

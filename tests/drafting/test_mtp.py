@@ -30,6 +30,14 @@ KINDS = {
     "constant": ("gemma", 1),
 }
 
+SAMPLED = pytest.mark.parametrize(
+    "made",
+    [kind if kind in ("deepseek, one head", "qwen") else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS],
+    indirect=True,
+    scope="module",
+)
+"""The same things happen to all kinds of heads, and these two are quick."""
+
 
 @pytest.fixture(scope="module", params=KINDS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MtpReference]:
@@ -161,6 +169,7 @@ def test_what_is_cached_of_a_prompt_is_cached_for_the_heads_too(made) -> None:
     assert compare(reference, first + again, answers, recorder) > 30
 
 
+@SAMPLED
 def test_preempted_requests_go_on_with_the_same_drafts(made) -> None:
     """With too few blocks requests lose their places, and drafts the room that they would take beside others."""
     folder, reference = made
@@ -182,6 +191,7 @@ def test_depth_zero_drafts_nothing_and_reads_for_others(made) -> None:
     assert compare(reference, first + again, answers, recorder) > 5
 
 
+@SAMPLED
 def test_an_adaptive_depth_drafts_as_well(made) -> None:
     """Rounds without drafts in between lose nothing of what the heads keep."""
     folder, reference = made

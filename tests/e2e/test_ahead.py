@@ -40,7 +40,6 @@ class SlowMarkov(MarkovBackend):
     ("rule", "outcomes", "tokens"),
     [
         ("rejection", "many", SAMPLE),
-        ("block", "many", SAMPLE),
         *(
             pytest.param(rule, outcomes, 60_000, marks=pytest.mark.full)
             for rule in LOSSLESS

@@ -72,7 +72,7 @@ def p_value(found, expected, count):
     return stats.chisquare(observed[wanted > 0], wanted[wanted > 0] * observed.sum() / wanted.sum()).pvalue
 
 
-@pytest.mark.parametrize("rule", ["rejection", "exact"])
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("exact", marks=pytest.mark.full)])
 def test_structured_answers_have_the_masked_targets_law(rule):
     """Every answer of a small grammar, counted against its probability, with a draft that is another model."""
     target, draft, count = table(1), table(2), 1500

@@ -73,7 +73,6 @@ BROKEN = {
     [
         ("siblings of one noise", 1_200),
         ("the likeliest siblings", 1_200),
-        ("kept paths that are not moved", 4_000),  # it shows less than the others
         *(pytest.param(mistake, 6_000, marks=pytest.mark.full) for mistake in BROKEN),
     ],
 )
