@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -100,6 +101,7 @@ class CoordinatorActor:
         self._tracer = tracer_of(self._config.observe.tracing, "coordinator")
         self._ingresses = Ingresses(time.monotonic, lost_after_s)
         self._engine: Engine | None = None
+        self._engine_name = ""
         self._loop: Loop | None = None
         self._card: ModelCard | None = None
         self._stopping = False
@@ -127,7 +129,7 @@ class CoordinatorActor:
             engine = self._make_engine(target, draft)
         loop = Loop(engine, self._mailbox, self._ingresses)
         loop.start()
-        self._engine, self._loop = engine, loop
+        self._engine, self._loop, self._engine_name = engine, loop, uuid.uuid4().hex
         self._card = self._make_card(target.info, draft)
         return self._card
 
@@ -152,6 +154,7 @@ class CoordinatorActor:
             life=target.life,
             draft_life=0 if draft is None else draft.life,
             tracer=self._tracer,
+            place_sink=self._ingresses.place,
         )
 
     def _make_card(self, target: WorkerInfo, draft: Joined | None) -> ModelCard:
@@ -199,7 +202,7 @@ class CoordinatorActor:
 
         known = loop.welcome(name, there.life, cursor, open_line)
         assert self._card is not None
-        return Welcome(lines[0].here, self._card, None if known is None else tuple(known))
+        return Welcome(self._engine_name, lines[0].here, self._card, None if known is None else tuple(known))
 
     def _running(self) -> tuple[Loop, Engine]:
         if self._loop is None or self._engine is None:

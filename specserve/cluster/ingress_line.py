@@ -13,10 +13,12 @@ from specserve.types import ModelCard
 class Welcome:
     """What an ingress is told when it connects.
 
-    here is where it may send to. open are its requests that need not be sent again, None where the coordinator knows
-    nothing of this ingress: cursors begin at 0 then.
+    engine names the one that answers; after its loss it is another one. here is where the ingress may send to. open are
+    its requests that need not be sent again, None where the coordinator knows nothing of this ingress: cursors begin at
+    0 then.
     """
 
+    engine: str
     here: Address
     card: ModelCard
     open: tuple[str, ...] | None

@@ -22,7 +22,7 @@ from specserve.config import Config
 from specserve.errors import ChannelError, Unavailable
 from specserve.metrics import Snapshot
 from specserve.transport import Arrived, Mailbox, PeerLost
-from specserve.transport.messages import Deltas, Message, Reconnect
+from specserve.transport.messages import Deltas, Message, Places, Reconnect
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
 from specserve.types import Delta, Health, ModelCard, Request
 
@@ -72,6 +72,7 @@ class RemoteEngine:
         self._loop = asyncio.get_running_loop()
         self._heartbeat_s = config.cluster.heartbeat_s
         self._patience_s = config.engine.recovery_wait_s
+        self._lasting_s = 2 * config.cluster.lost_after_s  # a way that holds for so long is one
         mailbox = _LoopMailbox(self._loop, self._take)
         self._endpoint = Endpoint(mailbox, host=host, node_id=node_id, lost_after_s=config.cluster.lost_after_s)
         self._name = f"ingress-{uuid.uuid4().hex}"
@@ -84,6 +85,8 @@ class RemoteEngine:
         self._card: ModelCard | None = None
         self._reconnect: asyncio.Task[None] | None = None
         self._given_up = False
+        self._connected_s = 0.0
+        self._gone_since_s: float | None = None
 
     @property
     def card(self) -> ModelCard:
@@ -113,7 +116,9 @@ class RemoteEngine:
         self._endpoint.expect(_COORDINATOR)
         self._card = welcome.card
         self._channel = self._endpoint.connect(welcome.here)
-        missing = self._streams.welcomed(welcome.open, self._loop.time())  # before a beat tells of an old cursor
+        self._connected_s = self._loop.time()
+        # Before a beat tells of an old cursor.
+        missing = self._streams.welcomed(welcome.engine, welcome.open, self._connected_s)
         # On the same channel: a message that was lost shows in the number of the next beat.
         self._heart = Heart(self._channel, self._heartbeat_s, lambda: (self._streams.cursor, False))
         self._given_up = False
@@ -126,20 +131,24 @@ class RemoteEngine:
         if self._channel is None:  # a connection is being made, and will find that it is cut
             return
         log.warning("connecting to the coordinator again: %s", reason)
+        now_s = self._loop.time()
+        if self._gone_since_s is None or now_s > self._connected_s + self._lasting_s:
+            self._gone_since_s = now_s
         self._release()
         self._reconnect = asyncio.ensure_future(self._connect_again())
 
     async def _connect_again(self) -> None:
-        give_up_s = self._loop.time() + self._patience_s
+        # Also of connections that can be made, and break before anything comes: nobody waits for ever.
+        since_s = self._loop.time() if self._gone_since_s is None else self._gone_since_s
         while True:
+            if self._loop.time() > since_s + self._patience_s:
+                self._given_up = True
+                self._streams.fail(Unavailable(f"the engine did not come back within {self._patience_s:g} s"))
             try:
                 await self.connect()
                 return
             except Exception as error:  # whatever the control plane says, a later try may succeed
                 log.info("no coordinator yet: %s", error)
-            if self._loop.time() > give_up_s:
-                self._given_up = True
-                self._streams.fail(Unavailable(f"the engine did not come back within {self._patience_s:g} s"))
             await asyncio.sleep(_RETRY_S)
 
     def _release(self) -> None:
@@ -169,12 +178,15 @@ class RemoteEngine:
                 self._disconnect("something was lost on the way to it")
             case Arrived(message=Deltas() as message):
                 self._take_deltas(message)
+            case Arrived(message=Places() as message):
+                self._streams.place(message)
 
     def _take_deltas(self, message: Deltas) -> None:
         cancels = self._streams.take(message, self._loop.time())
         if cancels is None:
             self._disconnect(f"answers are missing between {self._streams.cursor} and {message.cursor}")
             return
+        self._gone_since_s = None
         for cancel in cancels:
             self._send(cancel)
 
@@ -194,7 +206,7 @@ class RemoteEngine:
             if self._given_up:
                 stream.fail(Unavailable("the engine is being restarted; try again in a few seconds"))
             elif self._channel is not None:
-                self._send(stream.submission(self._loop.time()))
+                self._send(stream.submission(self._loop.time(), self._streams.engine))
             while True:
                 delta = await stream.unread.get()
                 yield delta

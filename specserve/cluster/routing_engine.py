@@ -203,7 +203,7 @@ class RoutingEngine:
         if stream.refused:
             refused.add(name)
         others = {Overloaded.status: self._loads, Unavailable.status: self._coming}.get(failure.status)
-        if others is None or not stream.may_go_on or not others(refused | {name}):
+        if others is None or not stream.lost() or not others(refused | {name}):
             return False
         stream.go_on()
         return True

@@ -12,19 +12,23 @@ from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field, replace
 
 from specserve.errors import ClientTooSlow, SpecserveError, Unavailable
-from specserve.transport.messages import Cancel, Deltas, Message, Submit
+from specserve.transport.messages import Cancel, Deltas, Message, Places, Submit
 from specserve.types import Delta, Failure, Request, RequestStats
 
 MOST_UNREAD = 4096
 """Rounds that a client may leave unread; the answer of one that reads slower than that is given up."""
 
-MOST_TRIES = 3
-"""Times that a request is sent to a coordinator without one more token of it: it may be what ends them."""
+MOST_LOSSES = 3
+"""Engines that may be lost while they work on a request, without one more token of it: it may be what ends them."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """One request and what has come of it. `unread` deltas are those that nobody took yet."""
+    """One request and what has come of it. `unread` deltas are those that nobody took yet.
+
+    engine is the one that it was last sent to; it `waits` where that one said that it has no place for it yet, and has
+    not begun to work on it. losses may be its fault: of engines that worked on it, for all that is known.
+    """
 
     request: Request
     began_s: float
@@ -32,8 +36,10 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     first_token_s: float = 0.0
     told: bool = False  # a round's delta came, and with the first one the scores of the prompt
-    tries: int = 0  # since the last token
     sent: bool = False
+    engine: str = ""
+    waits: bool = False
+    losses: int = 0  # since the last token
     refused: bool = False  # by a coordinator, which kept nothing of it
     ended: bool = False
     rounds: int = 0
@@ -58,7 +64,7 @@ class Stream:
         if not self.tokens:
             self.first_token_s = now_s - self.began_s
         self.tokens += delta.tokens
-        self.tries = 0
+        self.losses = 0
         self.rounds += 1
         self.drafted += delta.offered
         self.kept += delta.kept
@@ -74,20 +80,22 @@ class Stream:
             failure = Failure.of(error)
             self.unread.put_nowait(Delta(self.request.id, (), finish="error", failure=failure))
 
-    @property
-    def may_go_on(self) -> bool:
-        """Whether another coordinator is to be asked: this request may be what ends them."""
-        return self.refused or self.tries < MOST_TRIES
+    def lost(self) -> bool:
+        """Its engine is gone. Whether another one may have it: one that is there may be the next that it ends."""
+        if self.engine and not (self.refused or self.waits):
+            self.losses += 1
+        self.engine = ""
+        return self.losses < MOST_LOSSES
 
     def go_on(self) -> None:
-        """It ended in a failure; another coordinator takes it from where its client is, or afresh if it was refused."""
+        """It ended in a failure; another engine takes it from where its client is, or afresh if nothing came of it."""
         if self.refused:
-            self.sent, self.tries = False, 0
+            self.sent = self.told
         self.refused = self.ended = False
 
-    def submission(self, now_s: float) -> Submit:
-        """What makes a coordinator begin this request, or go on with it where its client is."""
-        self.tries += 1
+    def submission(self, now_s: float, engine: str) -> Submit:
+        """What makes this engine begin the request, or go on with it where its client is."""
+        self.engine, self.waits = engine, False
         if not self.sent:
             self.sent = True
             return Submit(self.request)
@@ -112,10 +120,14 @@ class Stream:
 
 
 class Streams:
-    """All open streams. `cursor` is the last message of deltas that came, in the coordinator's count."""
+    """All open streams. `cursor` is the last message of deltas that came, in the coordinator's count.
+
+    engine names the coordinator that is connected, or was last: another name is another engine, with books of its own.
+    """
 
     def __init__(self) -> None:
         self.cursor = 0
+        self.engine = ""
         self._open: dict[str, Stream] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -146,12 +158,21 @@ class Streams:
                 stream.take(delta, now_s)
         return [Cancel(stream.request.id) for stream in streams if stream is not None and _gave_up_on(stream)]
 
-    def welcomed(self, known: Collection[str] | None, now_s: float) -> list[Message]:
-        """A coordinator is there: what it must be told first.
+    def place(self, message: Places) -> None:
+        """The coordinator says which requests it works on, and which it does not."""
+        for request_ids, waits in ((message.waiting, True), (message.begun, False)):
+            for request_id in request_ids:
+                if request_id in self._open:
+                    self._open[request_id].waits = waits
+
+    def welcomed(self, engine: str, known: Collection[str] | None, now_s: float) -> list[Message]:
+        """This coordinator is there: what it must be told first.
 
         known are the requests of this ingress that run there, or whose ends are on their way; None from a coordinator
-        that knows nothing of this ingress.
+        that knows nothing of this ingress. Where it is the one of before, only the way to it was lost, or the time to
+        find it again: no request can be blamed for that.
         """
+        self.engine = engine
         if known is None:
             self.cursor = 0
         running = frozenset(known or ())
@@ -168,10 +189,10 @@ class Streams:
         for request_id, stream in self._open.items():
             if stream.ended or request_id in running:
                 continue
-            if stream.tries >= MOST_TRIES:
-                stream.fail(Unavailable(f"the engine was interrupted {MOST_TRIES} times while it worked on this"))
+            if stream.engine != self.engine and not stream.lost():
+                stream.fail(Unavailable(f"the engine was lost {MOST_LOSSES} times while it worked on this"))
                 continue
-            submissions.append(stream.submission(now_s))
+            submissions.append(stream.submission(now_s, self.engine))
         return submissions
 
     def fail(self, error: SpecserveError) -> None:

@@ -34,6 +34,7 @@ from specserve.coordinator.levels import check_idle, check_pools, pool_levels
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
 from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
+from specserve.coordinator.places import PlaceSink, PlacesTold, to_nobody
 from specserve.coordinator.prefix_cache import pool_of
 from specserve.coordinator.requests import RequestState, Stage, admitted
 from specserve.coordinator.rounds import Round, checked_rows
@@ -97,8 +98,11 @@ class Engine:
         guessers: Mapping[str, RequestGuesser] | None = None,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
+        place_sink: PlaceSink = to_nobody,
     ) -> None:
         """guessers are the model-free speculators that a request may have for its own. tracer takes spans of requests.
+
+        place_sink takes where an owner's requests stand, before anything is done for those that begin.
 
         Raises ConfigError when the workers' limits can never serve a request.
         """
@@ -127,6 +131,7 @@ class Engine:
             self._draft_beside()
         self._states: dict[str, RequestState] = {}
         self._outbox = Outbox(metrics)
+        self._places = PlacesTold(place_sink)
         self._committer = Committer(target, tokenizer, self._blocks, metrics, clock, self._end)
         self._next_row = 0
         self._planned: list[TargetRow] | None = None  # rows that wait for the draft
@@ -174,6 +179,7 @@ class Engine:
             self._traces.admitted(state)
         self._states[request.id] = state
         enqueue(self._scheduler.waiting, self._scheduler.running, state)
+        self._places.queued(state)
 
     def _runs_for(self, owner: str, request_id: str) -> bool:
         state = self._states.get(request_id)
@@ -209,6 +215,10 @@ class Engine:
     def requests_of(self, owner: str) -> list[str]:
         """The ids of an owner's requests that have not ended."""
         return [state.request.id for state in self._states.values() if state.owner == owner]
+
+    def tell_places(self, owner: str) -> None:
+        """Say again where all requests of this owner stand: it may have missed something."""
+        self._places.tell_all(owner, [state for state in self._states.values() if state.owner == owner])
 
     def abandon(self, reason: str) -> None:
         """The books can no longer be trusted: tell every client, touch no pool, and serve nobody from now on."""
@@ -335,6 +345,7 @@ class Engine:
             if self._verify(rows):
                 return
         if not self._verifier.up:
+            self._places.admitted(())
             self._give_up_on_verifier()
             return
         self._plan()
@@ -342,7 +353,7 @@ class Engine:
     def _plan(self) -> None:
         now = self._clock()
         self._round_began_s = now if self._last_end_s is None else self._last_end_s
-        self._scheduler.admit(now)
+        self._places.admitted(self._scheduler.admit(now))
         self._policy.plan([state for state in self._scheduler.running if state.decoding])
         rows = self._scheduler.plan()
         self.activity.idle(not self._states)
@@ -536,6 +547,7 @@ class Engine:
         self._release_target(state)
         self._drafts.forget(state)
         self._own_drafts.forget(state)
+        self._places.queued(state)
         self._metrics.preempted()
 
     def drop(self, reason: str) -> None:

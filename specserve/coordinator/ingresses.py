@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specserve.errors import ChannelError
-from specserve.transport.messages import Deltas, Message, Reconnect
+from specserve.transport.messages import Deltas, Message, Places, Reconnect
 from specserve.types import Delta
 
 MOST_UNREAD = 1024
@@ -105,6 +105,12 @@ class Ingresses:
         self._send(session, session.unread[-1])
         if len(session.unread) > MOST_UNREAD:
             session.ends_s = self._clock()
+
+    def place(self, name: str, places: Places) -> None:
+        """Tell an ingress where its requests stand. Nothing is kept: one that connects again is told anew."""
+        session = self._sessions.get(name)
+        if session is not None:
+            self._send(session, places)
 
     def _send(self, session: _Session, message: Message) -> None:
         try:

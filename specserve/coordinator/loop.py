@@ -170,6 +170,7 @@ class Loop:
             self._engine.cancel_owner(name)
         self._engine.flush()  # what ended is told of in the session before, not in a new one
         ended = self._ingresses.connect(name, life, cursor, open_line)
+        self._engine.tell_places(name)
         return self._engine.requests_of(name) + ended if known else None
 
     def _call(self, call: Call) -> None:

@@ -53,22 +53,25 @@ class Scheduler:
         self.lookahead = 0  # positions behind what a round checks, for drafts that are made beside the verifier
         self.running: list[RequestState] = []  # in order of admission: the last one is the youngest
 
-    def admit(self, now_s: float) -> None:
-        """Move requests from the queue to running, first come first served, while rows and blocks allow."""
+    def admit(self, now_s: float) -> list[RequestState]:
+        """Move requests from the queue to running, first come first served, while rows and blocks allow: these."""
+        admitted: list[RequestState] = []
         if not self.waiting:
-            return
+            return admitted
         promised = sum(self._missing(state) for state in self.running if not state.decoding)
         while self.waiting and len(self.running) < self._config.max_requests:
             state = self.waiting[0]
             wanted = self._missing(state)
             if self.running and wanted > self._blocks.free_count - promised:
-                return
+                break
             promised += wanted
             self.waiting.popleft()
             state.stage = Stage.RUNNING
             if state.started_s is None:
                 state.started_s = now_s
             self.running.append(state)
+            admitted.append(state)
+        return admitted
 
     def _missing(self, state: RequestState) -> int:
         """Blocks that a request needs of its own until it decodes."""

@@ -429,6 +429,19 @@ class Deltas(Message):
 
 @_register
 @dataclass(frozen=True, slots=True)
+class Places(Message):
+    """Which requests of the ingress wait for a place now, and which have begun though they were said to wait.
+
+    That a request begins is said before anything is done for it: one that waits cannot be what ends its coordinator.
+    One of which nothing was said may have begun.
+    """
+
+    waiting: tuple[str, ...]
+    begun: tuple[str, ...]
+
+
+@_register
+@dataclass(frozen=True, slots=True)
 class Reconnect(Message):
     """Something that the ingress sent was lost on the way: it is to connect again, and then to send what is missing."""
 

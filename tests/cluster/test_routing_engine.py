@@ -12,7 +12,7 @@ import pytest
 
 from specserve.cluster.routing import Router
 from specserve.cluster.routing_engine import RoutingEngine
-from specserve.cluster.streams import MOST_TRIES, Stream
+from specserve.cluster.streams import MOST_LOSSES, Stream
 from specserve.errors import InvalidField, Overloaded, SpecserveError, Unavailable, VerifierLost
 from specserve.types import Delta, Failure, Health, Request, RequestId
 
@@ -45,7 +45,7 @@ class Pipeline(ScriptedEngine):
     async def carry(self, stream: Stream) -> AsyncGenerator[Delta, None]:
         """The script, as a coordinator would play it to this stream: what it raises refuses the request."""
         self.streams.append(stream)
-        script = self.stream(stream.submission(0.0).request)
+        script = self.stream(stream.submission(0.0, repr(self)).request)
         playing = asyncio.ensure_future(self._play(script, stream))
         try:
             while True:
@@ -204,7 +204,7 @@ def test_a_request_that_ends_its_pipelines_is_given_up():
         await until(lambda: all(one.connected for one in pipelines.values()))
         with pytest.raises(VerifierLost):
             await tokens(engine, "x")
-        assert sum(len(one.requests) for one in pipelines.values()) == MOST_TRIES
+        assert sum(len(one.requests) for one in pipelines.values()) == MOST_LOSSES
 
     running(pipelines, test)
 

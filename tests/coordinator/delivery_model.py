@@ -17,7 +17,7 @@ from specserve.coordinator.ingresses import Ingresses
 from specserve.coordinator.loop import Loop
 from specserve.errors import ChannelError
 from specserve.transport import Arrived, Mailbox, PeerLost
-from specserve.transport.messages import Beat, Deltas, Message, Reconnect
+from specserve.transport.messages import Beat, Deltas, Message, Places, Reconnect
 from specserve.transport.peers import HEADER, MAGIC, VERSION, Peer, Peers
 from specserve.types import Delta, Request, RequestId, RequestStats, Sampling
 
@@ -73,13 +73,15 @@ class ModelLine:
 class Coordinator:
     """One life of a coordinator's process."""
 
-    def __init__(self, clock: Clock, make_ingresses, **settings) -> None:
+    def __init__(self, name: str, clock: Clock, make_ingresses, **settings) -> None:
+        self.name = name
         self.pipeline = Pipeline(end=1000, max_requests=4, queue_limit=3, max_batch_tokens=24, **settings)
         self.pipeline.engine._clock = clock
         self.mailbox = Mailbox()
         self.peers = Peers(self.mailbox)
         self.ingresses = make_ingresses(clock, LEASE_S)
         self.pipeline.engine._sink = self.ingresses.deliver
+        self.pipeline.engine._places._sink = self.ingresses.place
         self.loop = Loop(self.pipeline.engine, self.mailbox, self.ingresses)
 
     def step(self) -> bool:
@@ -96,6 +98,8 @@ class World:
     def __init__(self, *, streams=Streams, ingresses=Ingresses, **settings) -> None:
         self.clock = Clock()
         self.settings, self.make_ingresses = settings, ingresses
+        self.names = itertools.count()
+        self.ended_while_open: dict[str, tuple[int, int]] = {}
         self.coordinator = self._coordinator()
         self.mailbox = Mailbox()
         self.peers = Peers(self.mailbox)
@@ -107,7 +111,7 @@ class World:
         self.deltas: dict[str, list[Delta]] = {}
 
     def _coordinator(self) -> Coordinator:
-        return Coordinator(self.clock, self.make_ingresses, **self.settings)
+        return Coordinator(f"engine {next(self.names)}", self.clock, self.make_ingresses, **self.settings)
 
     # ---- clients ------------------------------------------------------------------------------------------------
 
@@ -117,7 +121,7 @@ class World:
         self.streams.open(stream)
         self.open[name], self.deltas[name] = stream, []
         if self.connected:
-            self.send(stream.submission(self.clock.now))
+            self.send(stream.submission(self.clock.now, self.streams.engine))
 
     def leave(self, name: str) -> None:
         """The client is gone."""
@@ -154,7 +158,7 @@ class World:
 
         known = self.coordinator.loop.welcome(INGRESS, self.life, self.streams.cursor, open_line)
         self.line, self.connected = lines[0], True
-        for message in self.streams.welcomed(known, self.clock.now):
+        for message in self.streams.welcomed(self.coordinator.name, known, self.clock.now):
             self.send(message)
 
     def hear(self) -> None:
@@ -168,6 +172,16 @@ class World:
             elif isinstance(item.message, Deltas):
                 cancels = self.streams.take(item.message, self.clock.now)
                 self.connected = self.connected and cancels is not None
+            elif isinstance(item.message, Places):
+                self.streams.place(item.message)
+
+    def deaths(self, name: str) -> int:
+        """Coordinators that died since the last token of a stream came."""
+        return self.ended_while_open.get(name, (0, 0))[1]
+
+    def working_on(self) -> list[str]:
+        """Requests to which the coordinator gave a place."""
+        return [state.request.id for state in self.coordinator.pipeline.engine._scheduler.running]
 
     # ---- the wire -----------------------------------------------------------------------------------------------
 
@@ -198,6 +212,10 @@ class World:
 
     def kill(self) -> None:
         """The coordinator's process dies, with all that was under way; the workers find another one."""
+        for name, stream in self.open.items():
+            known, deaths = self.ended_while_open.get(name, (0, 0))
+            have = len(stream.tokens)
+            self.ended_while_open[name] = (have, 1 + (deaths if have == known else 0))
         if self.line is not None:
             self.line.way.closed = True
             for way in self.ways:

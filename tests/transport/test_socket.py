@@ -131,6 +131,7 @@ def every_message() -> list[m.Message]:
         m.Submit(request),
         m.Submit(replace(request, structured=Structured("json_object"))),
         m.Submit(replace(request, answer=(4, 5)), stats),
+        m.Places(("r", "q"), ("s",)),
         m.Reconnect(),
         m.Cancel("r"),
         m.Deltas(
