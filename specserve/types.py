@@ -278,7 +278,7 @@ class WorkerInfo:
     the weights; nothing for emulated devices.
     quantization is that of its weights.
     reads_hidden: a draft goes on from the target's hidden states, so only from a verdict. drafts: a target drafts
-    itself what follows its verdicts.
+    itself what follows its verdicts. process names the process that holds the model; another one never has its name.
     """
 
     role: Role
@@ -296,6 +296,7 @@ class WorkerInfo:
     quantization: str = "none"
     reads_hidden: bool = False
     drafts: bool = False
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ import importlib
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -123,7 +124,7 @@ class WorkerActor:
                 # The threads through which ranks talk are made while they load, and stay as they are made.
                 info = giving_way(self._load) if meeting is None else self._load(meeting)
             self._report(f"ready on {info.device}: {_memory_plan.line(info.memory, info.quantization)}")
-            self._info = info
+            self._info = replace(info, process=uuid.uuid4().hex)
         return self._info
 
     def _load(self, meeting: Meeting | None = None) -> WorkerInfo:

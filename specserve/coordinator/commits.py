@@ -221,6 +221,7 @@ class Committer:
                 log.exception("cannot look for the end of an answer")
                 self._end(state, "error", None, Failure(500, "internal_error", f"{type(error).__name__}: {error}"))
                 return None
+        state.losses = 0
         if commit.tokens:
             commit.gap_s = state.tokens_came(self._clock())
         commit.source = state.guessed_by  # another one may make the next chain before this is booked

@@ -36,7 +36,7 @@ from specserve.coordinator.outbox import Outbox, Sink
 from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
 from specserve.coordinator.places import PlaceSink, PlacesTold, to_nobody
 from specserve.coordinator.prefix_cache import pool_of
-from specserve.coordinator.requests import RequestState, Stage, admitted
+from specserve.coordinator.requests import MOST_LOSSES, RequestState, Stage, admitted
 from specserve.coordinator.rounds import Round, checked_rows
 from specserve.coordinator.scheduler import Scheduler, TargetRow
 from specserve.coordinator.serial import SerialDrafts
@@ -137,6 +137,8 @@ class Engine:
         self._planned: list[TargetRow] | None = None  # rows that wait for the draft
         self._draft_deadline_s = 0.0
         self._round: Round | None = None  # rows that the verifier is computing
+        self._accused: list[RequestState] = []  # the verifier that is away was working on them
+        self._target_process = target.process
         self._grown: list[RequestState] = []  # of the last round, until their full blocks are remembered
         self._round_number = 0
         self._round_began_s = 0.0
@@ -360,10 +362,10 @@ class Engine:
         if not rows:
             self._last_end_s = None
             return
-        suspect = next((row for row in rows if row.state.suspect), None)
-        if suspect is not None:
-            suspect.depth = 0
-            self._verify([suspect])
+        alone = next((row for row in rows if row.state.alone), None)
+        if alone is not None:
+            alone.depth = 0
+            self._verify([alone])
             return
         if self._drafts.begin(self._own_drafts.begin(rows)):
             self._planned = rows
@@ -605,6 +607,8 @@ class Engine:
             check_limits(self._config, info, None)
             self._blocks.resize(info.blocks)  # how much memory was free may have changed
             self._verifier.join(channel, life)
+            self._judge(died=not info.process or info.process != self._target_process)
+            self._target_process = info.process
             self.activity.joined("target")
             self._metrics.joined("target", info)
         else:
@@ -651,6 +655,7 @@ class Engine:
         self.activity.left("target")
         self._metrics.lost("target", why)
         if self._round is not None:
+            self._accused = [entry.state for entry in self._round.rows]
             self._close_round(self._round)
             self._drafts.settled(self._clock())
         self._planned = None
@@ -659,6 +664,18 @@ class Engine:
             state.lose_target()
             state.target_opened = None
             self._blocks.clear(state.target_table)
+
+    def _judge(self, *, died: bool) -> None:
+        """A verifier is there again. If the one before died, what it worked on may be why: it goes on, for a while.
+
+        A process that was only cut off, or stopped, comes back as the same one, and that is no request's fault.
+        """
+        accused, self._accused = self._accused, []
+        for state in accused if died else ():
+            state.losses += 1
+            if state.losses >= MOST_LOSSES and state.stage is not Stage.ENDED:
+                reason = f"the verifier died {MOST_LOSSES} times while it worked on this"
+                self._end(state, "error", failure=Failure(500, "internal_error", reason))
 
     def _give_up_on_verifier(self) -> None:
         since = self._verifier.lost_since_s

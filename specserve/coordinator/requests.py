@@ -15,6 +15,9 @@ from specserve.coordinator.chain import NOTHING, Chain
 from specserve.text import Detokenizer, StopText, Tokenizer
 from specserve.types import Request, RequestStats, RowId, TokenLogprob
 
+MOST_LOSSES = 3
+"""Verifiers that may die while they work on a request, without one more token of it: it may be what ends them."""
+
 
 class Stage(Enum):
     """Where a request stands. A request moves WAITING → RUNNING (→ WAITING when preempted) → ENDED, once."""
@@ -66,6 +69,7 @@ class RequestState:
     draft_opened: tuple[int, int] | None = None
     draft_known: int = 0  # committed tokens that the draft worker was told of, by `Open` or by a plan ahead
     suspect: bool = False  # a batch that it was in failed as a whole: it is tried alone
+    losses: int = 0  # of verifiers that died while they worked on it, since its last token
     in_flight: bool = False  # named by the batch that the verifier is computing
     said_to_wait: bool = False  # its owner knows that nothing is done for it
     cached_prompt: int | None = None  # prompt tokens that were cached when it first began; None before that
@@ -107,6 +111,11 @@ class RequestState:
     def decoding(self) -> bool:
         """Everything but the newest token is cached: the next row is a decode row."""
         return self.target_cached == len(self.tokens) - 1
+
+    @property
+    def alone(self) -> bool:
+        """It is tried alone and without drafts, so that it harms nobody if it is what failed, or died, before."""
+        return self.suspect or self.losses >= MOST_LOSSES - 1
 
     @property
     def place(self) -> Literal["queued", "prefill", "decode"]:

@@ -306,3 +306,38 @@ def test_a_worker_short_of_memory_serves_on(ray_here, config, expected, monkeypa
             assert supervisor.pids[role] == pid
 
     asyncio.run(run())
+
+
+@pytest.mark.full
+def test_a_request_that_ends_its_verifier_is_given_up(ray_here, config, expected, monkeypatch):
+    """Three real processes die of it; a stream beside it goes on to its text, and then there is peace."""
+
+    class Fragile(VerifierActor):
+        def load(self):
+            info = super().load()
+            assert self._worker is not None
+            handle = self._worker.handle
+
+            def fragile(message):
+                if isinstance(message, Verify) and POISON in message.feeds:
+                    os._exit(1)
+                return handle(message)
+
+            self._worker.handle = fragile  # type: ignore[method-assign]
+            return info
+
+    monkeypatch.setitem(supervisors.WORKER_ACTORS, "target", Fragile)
+
+    async def run() -> None:
+        async with serving(config) as (supervisor, engine):
+            pid = supervisor.pids["target"]
+            poisoned = answer(engine, greedy("poisoned", prompt=[POISON, *PROMPT]))
+            beside, other = await asyncio.gather(answer(engine, greedy("a")), poisoned, return_exceptions=True)
+            assert beside == expected
+            assert isinstance(other, SpecserveError)
+            assert "died 3 times" in other.message
+            assert supervisor.pids["target"] != pid
+            await healthy(engine)
+            assert await answer(engine, greedy("b")) == expected
+
+    asyncio.run(run())

@@ -146,14 +146,15 @@ class Pipeline:
         self.engine.receive(PeerLost(which, channel.life, "killed"))
         channel.held.clear()
 
-    def restart(self, which, blocks=None):
+    def restart(self, which, blocks=None, process=""):
         old = self.verifier if which == "target" else self.draft
         life = old.life + 1
         make = self.make_channel if which == "draft" else HeldChannel
         channel = make(self.makers[which](), which, life)
         if which == "target":
             self.verifier = channel
-            self.engine.attach("target", channel, life, info("target", blocks or self.engine._blocks.capacity))
+            capacity = blocks or self.engine._blocks.capacity
+            self.engine.attach("target", channel, life, info("target", capacity, process=process))
         else:
             self.draft = channel
             self.engine.attach("draft", channel, life, info("draft", reads_hidden=self.reads_hidden))

@@ -6,16 +6,17 @@ import time
 
 import pytest
 from harness import END, Pipeline, info
-from toy_workers import reference
+from toy_workers import ToyVerifier, reference
 
 from specserve.config import parse
 from specserve.coordinator.endings import cut
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.loop import Loop
-from specserve.coordinator.requests import RequestState, StopScan
+from specserve.coordinator.requests import MOST_LOSSES, RequestState, StopScan
 from specserve.errors import ConfigError, ContextLengthExceeded, InvalidField, Overloaded, Unavailable
 from specserve.text import Detokenizer, StopText
 from specserve.transport import Arrived, Mailbox
+from specserve.transport.messages import Verify
 from specserve.types import Request, RequestId, RowId, Sampling
 
 PROMPTS = {f"r{i}": [(7 * i + j) % 90 for j in range(3 + 5 * i)] for i in range(8)}
@@ -372,6 +373,57 @@ def test_a_lost_verifier_is_refilled_without_a_lost_or_repeated_token(steps):
 
     for name, prompt in list(PROMPTS.items())[:4]:
         assert pipeline.tokens(name) == reference(prompt, 20)
+    assert pipeline.idle()
+
+
+class Fragile(ToyVerifier):
+    """Dies of every batch with the token 88."""
+
+    def handle(self, message):
+        if isinstance(message, Verify) and 88 in message.feeds:
+            raise SystemExit
+        return super().handle(message)
+
+
+def test_a_request_that_ends_its_verifier_is_given_up_and_nobody_else():
+    """It dies with the others in its batch twice, then alone: they get their text, and the verifier has peace."""
+    pipeline = Pipeline(depth=4, end=1000, make_verifier=Fragile)
+    for name, prompt in list(PROMPTS.items())[:3]:
+        pipeline.submit(name, prompt, max_tokens=20)
+    pipeline.submit("poison", [88, 1, 2], max_tokens=20)
+    deaths = 0
+    for _ in range(5000):
+        try:
+            if not pipeline.step():
+                break
+        except SystemExit:
+            deaths += 1
+            pipeline.lose("target")
+            pipeline.restart("target", process=f"verifier {deaths}")
+    assert deaths == MOST_LOSSES
+    assert pipeline.last("poison").failure.status == 500
+    assert "died 3 times" in pipeline.last("poison").failure.message
+    for name, prompt in list(PROMPTS.items())[:3]:
+        assert pipeline.tokens(name) == reference(prompt, 20)
+    assert pipeline.idle()
+
+
+@pytest.mark.parametrize("process", ["the same", ""])
+def test_only_a_verifier_that_died_is_held_against_a_request(process):
+    """One that was cut off comes back as the process that it was: however often, the answer goes on."""
+    pipeline = Pipeline(depth=4, end=1000)
+    pipeline.submit("a", [1, 2, 3], max_tokens=20)
+    pipeline.restart("target", process=process)
+    for _ in range(3 * MOST_LOSSES):
+        while pipeline.engine._round is None and pipeline.step():
+            pass
+        pipeline.lose("target")
+        pipeline.restart("target", process=process)
+    pipeline.settle()
+    if process:
+        assert pipeline.tokens("a") == reference([1, 2, 3], 20)
+    else:
+        assert pipeline.last("a").finish == "error"
     assert pipeline.idle()
 
 

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from machines import histories, hold
 from toy_workers import ToyVerifier, reference
 
+from specserve.coordinator.requests import MOST_LOSSES
 from specserve.errors import Overloaded
 from specserve.types import Sampling
 
@@ -52,6 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.cancelled: set[str] = set()
         self.away: set[str] = set()
+        self.losses: dict[str, tuple[int, int]] = {}
 
     @rule(
         length=st.integers(1, 30),
@@ -113,10 +115,21 @@ class EngineMachine(RuleBasedStateMachine):
     def lose(self, which):
         if which not in self.away:
             self.away.add(which)
+            self.note_loss(which)
             self.pipeline.lose(which)
+
+    def note_loss(self, which):
+        """Who was in the batch of a verifier that is lost, and how often since a token of it."""
+        current = self.pipeline.engine._round
+        for entry in () if current is None or which != "target" else current.rows:
+            state = entry.state
+            tokens, losses = self.losses.get(state.request.id, (len(state.tokens), 0))
+            self.losses[state.request.id] = (len(state.tokens), 1 + (losses if tokens == len(state.tokens) else 0))
 
     @rule(which=st.sampled_from(["draft", "target"]))
     def restart(self, which):
+        if which not in self.away:
+            self.note_loss(which)
         self.away.discard(which)
         self.pipeline.restart(which)
 
@@ -143,8 +156,9 @@ class EngineMachine(RuleBasedStateMachine):
             got = self.pipeline.tokens(name)
             assert got == answer[: len(got)], name
             last = self.pipeline.last(name)
-            assert last.finish == ("abort" if name in self.cancelled else "length")
-            assert name in self.cancelled or len(got) == len(answer)
+            given_up = self.losses.get(name, (0, 0))[1] >= MOST_LOSSES
+            assert last.finish == ("abort" if name in self.cancelled else "error" if given_up else "length")
+            assert name in self.cancelled or given_up or len(got) == len(answer)
         assert self.pipeline.idle()
 
 
