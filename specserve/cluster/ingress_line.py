@@ -33,6 +33,7 @@ class IngressLine:
         self.here = endpoint.accept(name, there.life)
         channel = endpoint.connect(there, "ingress")
         endpoint.expect(name)
+        endpoint.watch_process(channel, name, there.life)
         self._channel = channel
         # On the same channel: a message that was lost shows in the number of the next beat.
         self._heart = Heart(channel, heartbeat_s, lambda: (0, False))

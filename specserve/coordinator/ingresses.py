@@ -2,8 +2,8 @@
 
 A session outlives the connections that carry it. Everything that is sent stays in the session until the ingress has
 acknowledged it, so an ingress that connects again is sent what it lacks, and nothing else is. When a connection breaks
-the session is waited for a lease; an ingress that says nothing at all has been silent that long already. See
-docs/delivery.md. Everything here happens on the engine's thread.
+the session is waited for a lease; an ingress that says nothing at all has been silent that long already, and one whose
+process is dead does not come back. See docs/delivery.md. Everything here happens on the engine's thread.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ class Ingresses:
         if session.ends_s is None:
             session.ends_s = self._clock() + self._lease_s
 
-    def lost(self, name: str, life: int, *, silent: bool) -> None:
-        """The connection of this life is over. An ingress that is not silent is asked to connect again."""
+    def lost(self, name: str, life: int, *, gone: bool) -> None:
+        """The connection of this life is over. An ingress that is not gone is asked to connect again."""
         session = self._sessions.get(name)
         if session is None or session.life != life:
             return
-        if silent:
+        if gone:
             session.ends_s = self._clock()
             return
         self._broken(session)

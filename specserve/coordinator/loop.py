@@ -123,8 +123,8 @@ class Loop:
                 self._engine.receive(item)
             case Arrived():
                 self._take_request(item)
-            case PeerLost(peer=peer, life=life, silent=silent):
-                self._ingresses.lost(peer, life, silent=silent)
+            case PeerLost(peer=peer, life=life, gone=gone):
+                self._ingresses.lost(peer, life, gone=gone)
             case Call():
                 self._call(item)
             case _:

@@ -28,13 +28,13 @@ class Arrived:
 class PeerLost:
     """A channel found its peer gone, or cut off: this life of it says no more. Delivered like a message, in order.
 
-    silent: nothing was heard of it for too long; else it lives, but something that it sent was lost.
+    gone: its process is dead, or said nothing for too long; else it may live, but something that it sent was lost.
     """
 
     peer: str
     life: int
     reason: str
-    silent: bool = False
+    gone: bool = False
 
 
 class Mailbox:

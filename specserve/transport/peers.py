@@ -116,16 +116,23 @@ class Peers:
         peer.expected[sender] = sequence + 1
         return peer
 
-    def _lose(self, peer: Peer, reason: str, *, silent: bool = False) -> None:
+    def _lose(self, peer: Peer, reason: str, *, gone: bool = False) -> None:
         peer.lost = True
-        self._mailbox.put(PeerLost(peer.name, peer.life, reason, silent))
+        self._mailbox.put(PeerLost(peer.name, peer.life, reason, gone))
 
     def broken(self, name: str, life: int) -> None:
         """The connection to this life of a peer broke, which is its end."""
+        self._end(name, life, f"the connection to {name} broke", gone=False)
+
+    def died(self, name: str, life: int) -> None:
+        """The process of this life of a peer is dead."""
+        self._end(name, life, f"the process of {name} is dead", gone=True)
+
+    def _end(self, name: str, life: int, reason: str, *, gone: bool) -> None:
         with self._lock:
             peer = self._by_nonce.get(self._nonces.get(name, b""))
             if peer is not None and peer.life == life and not peer.lost:
-                self._lose(peer, f"the connection to {name} broke")
+                self._lose(peer, reason, gone=gone)
 
     def judge_silence(self, lost_after_s: float, paused_s: float) -> None:
         """Report peers not heard of for lost_after_s, once per life; it counts from the first word, or from `expect`.
@@ -140,4 +147,4 @@ class Peers:
                 peer.seen_at += max(0.0, paused_s)
                 if now - peer.seen_at > lost_after_s:
                     reason = f"no sign of life from {peer.name} for {now - peer.seen_at:.1f} s"
-                    self._lose(peer, reason, silent=True)
+                    self._lose(peer, reason, gone=True)

@@ -93,6 +93,10 @@ class SocketChannel:
         """See `Outgoing.ends`."""
         return self._stream.ends()
 
+    def reopened(self) -> socket.socket | None:
+        """See `Outgoing.reopened`."""
+        return self._stream.reopened()
+
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
@@ -105,12 +109,11 @@ class SocketChannel:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A handle on the stream of a channel, whose end is that of a life of a peer."""
+    """A handle on the stream of a channel, and what is done when that stream ends without being closed here."""
 
     stream: socket.socket
     channel: SocketChannel
-    peer: str
-    life: int
+    ended: Callable[[], None]
 
     def fileno(self) -> int:
         return self.stream.fileno()
@@ -237,9 +240,29 @@ class Endpoint:
         There a connection breaks only with a process. One between nodes may be made again, and its silence is judged.
         Nothing is told of a side that cannot be reached, nor of a channel that is closed here.
         """
-        stream = channel.ends() if channel.local else None
+        if channel.local:
+            self._watch(channel.ends(), channel, lambda: self._peers.broken(peer, life))
+
+    def watch_process(self, channel: SocketChannel, peer: str, life: int) -> None:
+        """As `watch`, for a peer that may connect again: it is lost only if its process is found dead.
+
+        Where the process lives, or is on another node, its silence is judged.
+        """
+
+        def ended() -> None:
+            try:
+                again = channel.reopened()
+            except ConnectionRefusedError:
+                self._peers.died(peer, life)
+            else:
+                self._watch(again, channel, ended)
+
+        if channel.local:
+            self._watch(channel.ends(), channel, ended)
+
+    def _watch(self, stream: socket.socket | None, channel: SocketChannel, ended: Callable[[], None]) -> None:
         if stream is not None:
-            self._selector.register(_Watched(stream, channel, peer, life), selectors.EVENT_READ)
+            self._selector.register(_Watched(stream, channel, ended), selectors.EVENT_READ)
 
     def forget(self, peer: str) -> None:
         """Take nothing more from this peer and do not report its loss. Unknown peers are fine."""
@@ -331,7 +354,7 @@ class Endpoint:
             self._selector.unregister(ready)
             ready.close()
             if not ready.channel.closed:
-                self._peers.broken(ready.peer, ready.life)
+                ready.ended()
         elif ready is self._woken:
             self._woken.recv(4096)
         elif isinstance(ready, socket.socket):

@@ -252,11 +252,16 @@ class Outgoing:
 
     def _open(self) -> bool:
         """Connect, or begin to, without waiting. False when nobody listens, or this process has no files left."""
+        self._connect()
+        return self._stream is not None
+
+    def _connect(self) -> int:
+        """As `_open`; what the system said to it."""
         family = socket.AF_UNIX if isinstance(self._target, str) else _family(self._target[0])
         try:
             stream = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno or errno.EMFILE
         stream.setblocking(False)
         with contextlib.suppress(OSError):
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -267,9 +272,9 @@ class Outgoing:
             begun = errno.ENOENT
         if begun not in (0, errno.EINPROGRESS):
             stream.close()
-            return False
-        self._stream = stream
-        return True
+        else:
+            self._stream = stream
+        return begun
 
     def ends(self) -> socket.socket | None:
         """Another handle on the stream, which becomes readable when the stream ends.
@@ -279,6 +284,21 @@ class Outgoing:
         with self._lock, contextlib.suppress(OSError):
             return None if self._stream is None else self._stream.dup()
         return None
+
+    def reopened(self) -> socket.socket | None:
+        """As `ends`, of a stream in place of one that broke.
+
+        Raises ConnectionRefusedError where nobody listens though the socket's file is there: its process is dead.
+        """
+        with self._lock:
+            if self.closed:
+                return None
+            self._drop()
+            self._lost += len(self._waiting)  # of the first a part may be sent: no other stream can have the rest
+            self._waiting.clear()
+            if self._connect() == errno.ECONNREFUSED:
+                raise ConnectionRefusedError(f"nobody listens at {self._target} any more")
+        return self.ends()
 
     def _drop(self) -> None:
         if self._stream is not None:

@@ -87,7 +87,7 @@ def test_a_silent_ingress_loses_its_requests_at_once_and_a_cut_one_after_the_lea
     """Silence has lasted as long as the lease when it is found; a gap is forgiven for that long."""
     world = asking(40)
     run(world, rounds=3)
-    world.coordinator.ingresses.lost("ingress", world.life, silent=False)
+    world.coordinator.ingresses.lost("ingress", world.life, gone=False)
     world.clock.now += LEASE_S / 2
     run(world, rounds=1)
     assert not world.coordinator.pipeline.idle()
@@ -97,7 +97,7 @@ def test_a_silent_ingress_loses_its_requests_at_once_and_a_cut_one_after_the_lea
 
     other = asking(40)
     run(other, rounds=3)
-    other.coordinator.ingresses.lost("ingress", other.life, silent=True)
+    other.coordinator.ingresses.lost("ingress", other.life, gone=True)
     run(other, rounds=3)
     assert other.coordinator.pipeline.idle()
 
@@ -107,7 +107,7 @@ def test_a_loss_of_an_old_connection_says_nothing_about_the_new_one():
     world = World(depth=0)
     world.connect()
     world.connect()
-    world.coordinator.ingresses.lost("ingress", 0, silent=True)
+    world.coordinator.ingresses.lost("ingress", 0, gone=True)
     assert world.coordinator.ingresses.deadline_s is None
     assert not world.coordinator.ingresses.current("ingress", 0)
 
@@ -176,7 +176,7 @@ def test_ways_that_are_lost_are_no_fault_of_a_request():
     world = asking(12)
     for _ in range(3 * MOST_LOSSES):
         world.ways[1].frames.clear()
-        world.coordinator.ingresses.lost("ingress", world.life, silent=True)
+        world.coordinator.ingresses.lost("ingress", world.life, gone=True)
         run(world, rounds=1)
         assert world.coordinator.pipeline.idle()
         world.connect()

@@ -426,13 +426,67 @@ def test_killed_process_on_this_node_is_noticed_by_its_connection(make_side, tmp
         child.send_signal(signal.SIGKILL)
         lost = received(side)
         assert isinstance(lost, PeerLost)
-        assert (lost.peer, lost.life, lost.silent) == ("child", 3, False)
+        assert (lost.peer, lost.life, lost.gone) == ("child", 3, False)
         assert side.mailbox.get(0.3) is None
     finally:
         child.kill()
         child.wait()
     side.endpoint.close()
     until(lambda: all(thread.name != "specserve-disconnect" for thread in threading.enumerate()))
+
+
+def test_a_process_that_may_connect_again_is_lost_when_it_is_dead(make_side, tmp_path):
+    """A connection that breaks while it lives is made again, however often; its death is noticed at once."""
+    import pickle
+
+    side = make_side(lost_after_s=600.0)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    child = subprocess.Popen([sys.executable, "-c", _LISTENING_CHILD], env=environment, stdout=subprocess.PIPE)
+    try:
+        address = pickle.loads(bytes.fromhex(child.stdout.readline().decode()))
+        side.endpoint.accept("child", 3)
+        channel = side.endpoint.connect(address, "child")
+        side.endpoint.watch_process(channel, "child", 3)
+        for _ in range(3):
+            before = channel.ends()
+            before.shutdown(socket.SHUT_RDWR)
+            until(lambda: (now := channel.ends()) is not None and now.fileno() != -1 and not _ended(now))
+            before.close()
+        assert side.mailbox.get(0.1) is None
+        channel.send(m.Close(1))
+        assert child.stdout.readline() == b"heard\n"
+        child.send_signal(signal.SIGKILL)
+        lost = received(side)
+        assert isinstance(lost, PeerLost)
+        assert (lost.peer, lost.life, lost.gone) == ("child", 3, True)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _ended(stream: socket.socket) -> bool:
+    """Whether the stream is over; the handle is used up."""
+    with stream:
+        try:
+            return stream.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+
+
+def test_a_process_that_cannot_be_found_is_judged_by_its_silence(make_side):
+    """Whoever renamed its socket's file, it may live: its broken connection says nothing."""
+    here, there = make_side(lost_after_s=0.5), make_side()
+    here.endpoint.accept("there", 3)
+    address = there.endpoint.accept("here", 3)
+    channel = here.endpoint.connect(address, "there")
+    here.endpoint.watch_process(channel, "there", 3)
+    here.endpoint.expect("there")
+    os.rename(address.ipc, address.ipc + ".hidden")
+    with channel.ends() as stream:
+        stream.shutdown(socket.SHUT_RDWR)
+    lost = received(here)
+    assert isinstance(lost, PeerLost)
+    assert "no sign of life" in lost.reason
 
 
 def test_send_never_blocks(make_side):
@@ -565,7 +619,7 @@ def test_the_owner_of_a_socket_mailbox_reads_by_waiting_there():
         assert mailbox.get() == "word"
         lost = mailbox.get()
         assert isinstance(lost, PeerLost)
-        assert lost.silent
+        assert lost.gone
     finally:
         endpoint.close()
     mailbox.put("last")
