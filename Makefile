@@ -30,7 +30,10 @@ lint: $(STAMP)
 
 # A report, not a gate: what is found is judged by people, and the database may be out of reach.
 audit: $(STAMP)
-	@test -x $(VENV)/audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)/audit && \
+	@$(BIN)/python .ci/audit --reachable
+	@test -x $(VENV)/audit/bin/pip-audit || { \
+		$(BIN)/python -m pip index versions pip-audit --disable-pip-version-check --timeout 4 --retries 0 >/dev/null 2>&1 \
+			|| { echo "audit: no report, the package index is out of reach"; exit 1; } && $(PYTHON) -m venv $(VENV)/audit && \
 		$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check --timeout 10 --retries 1 pip-audit; }
 	@$(VENV)/audit/bin/pip-audit --progress-spinner off --vulnerability-service osv --timeout 5 --format json \
 		--path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') | $(BIN)/python .ci/audit
