@@ -1,6 +1,7 @@
 """`specserve bench chaos`: processes of a real deployment are killed, stopped, slowed and cut off under open streams.
 
-Which fault comes next, to which role, and after which pause is drawn from a seed. Before the first one, the server is
+Which fault comes next, to which role, and after which pause is drawn from a seed; each comes once before any comes
+again. Before the first one, the server is
 asked for every text undisturbed; from then on each stream has to end once with that text (`watched`). A fault counts
 as over when the process is another where it was to be replaced, and the pipeline says that all is well.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, Final
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specserve import config as configs
 from specserve.bench.chaos_report import LONGEST_RECOVERY_S, Fault, Outcome, lost_draft, round_ends
-from specserve.bench.faults import KINDS, alive, titled
+from specserve.bench.faults import KINDS, alive, go_on, titled
 from specserve.bench.load import quantile
 from specserve.bench.watched import Ask, expectations, keep_asking
 from specserve.config import Config
@@ -42,7 +43,8 @@ INGRESSES: Final = 2
 class Options:
     """What to do. profile is that of emulated devices, or `demo` for the real pair; seconds is how long faults come.
 
-    hold_s is how long a process is slow or cut off; pauses between faults are drawn up to pause_s.
+    hold_s is how long a process is slow or cut off; pauses between faults are drawn up to pause_s. At least so many
+    `faults` come, however long that takes.
     """
 
     profile: str = "qwen3-32b-0.6b-h100"
@@ -54,14 +56,15 @@ class Options:
     max_tokens: int = 400
     hold_s: float = 4.0
     pause_s: float = 3.0
+    faults: int = 1
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot be run."""
         for flag, given, known in (("--kinds", self.kinds, KINDS), ("--roles", self.roles, ROLES)):
             if not given or set(given) - set(known):
                 raise ConfigError(f"{flag} takes any of {', '.join(known)}; found {', '.join(given) or 'nothing'}")
-        if self.clients < 1 or self.max_tokens < 2:
-            raise ConfigError("--clients must be at least 1, and --max-tokens at least 2")
+        if min(self.clients, self.faults) < 1 or self.max_tokens < 2:
+            raise ConfigError("--clients and --faults must be at least 1, and --max-tokens at least 2")
         if min(self.seconds, self.hold_s, self.pause_s) <= 0:
             raise ConfigError("--seconds, --hold and --pause must be above 0")
 
@@ -140,17 +143,24 @@ async def _timeline(client: httpx.AsyncClient) -> dict[str, Any]:
 
 async def _faults(client: httpx.AsyncClient, options: Options, outcome: Outcome, progress: Progress) -> None:
     chance = random.Random(options.seed)
-    cases = list(product(options.kinds, options.roles))
     end_s = time.monotonic() + options.seconds
-    while time.monotonic() < end_s:
+    for kind, role in cases(options, chance):
+        if time.monotonic() >= end_s and len(outcome.faults) >= options.faults:
+            return
         await asyncio.sleep(chance.uniform(0.3, 1.0) * options.pause_s)
-        kind, role = chance.choice(cases)
         fault = await asyncio.to_thread(_inflict, kind, role, chance.random(), options.hold_s)
         if (kind, role) == ("kill", "draft") and fault.recovered_s is not None:
             await asyncio.sleep(_DRAFTS_AGAIN_S)
             fault = replace(fault, rounds=lost_draft(await _timeline(client)))
         outcome.faults.append(fault)
         progress(f"{kind} {role}: {_told(fault)}")
+
+
+def cases(options: Options, chance: random.Random) -> Iterator[tuple[str, str]]:
+    """Kinds and roles without end: all pairs in an order that is drawn, and then again in another one."""
+    pairs = list(product(options.kinds, options.roles))
+    while True:
+        yield from chance.sample(pairs, len(pairs))
 
 
 def _told(fault: Fault) -> str:
@@ -166,12 +176,16 @@ def _inflict(kind: str, role: str, which: float, hold_s: float) -> Fault:
         time.sleep(_POLL_S)
     pid = pids[int(which * len(pids))]
     began_s = time.monotonic()
-    KINDS[kind](pid, hold_s)
-    while time.monotonic() < began_s + LONGEST_RECOVERY_S:
-        time.sleep(_POLL_S)
-        if _well(role, gone=pid if kind in _REPLACED else None):
-            return Fault(kind, role, began_s, time.monotonic())
-    return Fault(kind, role, began_s, None)
+    try:
+        KINDS[kind](pid, hold_s)
+        while time.monotonic() < began_s + LONGEST_RECOVERY_S:
+            time.sleep(_POLL_S)
+            if _well(role, gone=pid if kind in _REPLACED else None):
+                return Fault(kind, role, began_s, time.monotonic())
+        return Fault(kind, role, began_s, None)
+    finally:
+        if kind == "stop":
+            go_on(pid)
 
 
 def _pids(role: str) -> list[int]:
@@ -184,15 +198,15 @@ def _pids(role: str) -> list[int]:
 
 
 def _well(role: str, gone: int | None) -> bool:
-    """All is well, and no process of the role is the one that had to go."""
-    from specserve.cluster.launch import pipeline_states
+    """All is well, without the process that had to go. Serve leaves a stuck HTTP process alone beside its successor."""
+    from specserve.cluster.launch import pipeline_states, running_ingresses
 
     states = pipeline_states()
     if not states or any(state.health.status != "ok" for state in states):
         return False
-    pids = _pids(role)
-    enough = len(pids) >= (INGRESSES if role == "ingress" else 1)
-    return enough and gone not in pids and all(map(alive, pids))
+    pids = [pid for pid in _pids(role) if pid != gone]
+    enough = min(len(pids), running_ingresses()) >= INGRESSES if role == "ingress" else bool(pids)
+    return enough and all(map(alive, pids))
 
 
 async def _metrics(client: httpx.AsyncClient) -> str:

@@ -1,7 +1,7 @@
 """Faults of real processes, from outside: nothing in the product takes part in them. Linux.
 
 kill    SIGKILL
-stop    SIGSTOP until the process is replaced: a hang, as others see it
+stop    SIGSTOP: a hang, as others see it, until somebody ends the process, or `go_on`
 slow    stopped for four fifths of the time
 starve  nothing more can be allocated: the limit of the address space is what is used now, so that real calls fail
 cut     every connection of the data plane to and from the process is shut down, and the sockets that it and its peers
@@ -26,7 +26,6 @@ from specserve.cluster import processes
 from specserve.errors import ConfigError
 
 _PIDFD_GETFD: Final = 438  # the number of the system call on every architecture
-_LONGEST_STOP_S: Final = 60.0
 _SLOW_PERIOD_S: Final = 0.05
 _SLOW_SHARE: Final = 0.8
 _CUT_PERIOD_S: Final = 0.02
@@ -40,10 +39,13 @@ def kill(pid: int, seconds: float) -> None:
 
 
 def stop(pid: int, seconds: float) -> None:
-    """Stop the process for good; it is let go on only if nobody replaced it after a minute."""
+    """Stop the process, which is to be replaced by another one. It stays as it is until `go_on`."""
     del seconds
     _signal(pid, signal.SIGSTOP)
-    _while_alive(pid, _LONGEST_STOP_S)
+
+
+def go_on(pid: int) -> None:
+    """Let a stopped process go on, if nobody ended it."""
     _signal(pid, signal.SIGCONT)
 
 

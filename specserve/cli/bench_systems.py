@@ -95,6 +95,7 @@ def _add_chaos(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument("--profile", default=_PROFILE, help="a profile of emulated devices, or demo")
     chaos.add_argument("--clients", type=int, default=32, help="streams at once; default: 32")
     chaos.add_argument("--seconds", type=float, default=120.0, help="how long faults come; default: 120")
+    chaos.add_argument("--faults", type=int, default=1, help="at least so many, however long that takes; default: 1")
     chaos.add_argument("--seed", type=int, default=0, help="of the faults and their times; default: 0")
     chaos.add_argument("--kinds", type=names, default=kinds, help=f"any of {','.join(kinds)}, the default")
     chaos.add_argument("--roles", type=names, default=roles, help=f"any of {','.join(roles)}, the default")

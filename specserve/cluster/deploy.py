@@ -29,6 +29,9 @@ DRAFT_KEEPER = "DraftKeeper"
 _CALLS = 1_000_000
 """One call of a pipeline stays open for each request (`holds`); none may make another one wait."""
 
+_INGRESS_ANSWERS_S = 10.0
+"""An ingress that does not answer Serve for so long, three times, is stuck. Serve's own bounds come to two minutes."""
+
 _LAST_WORDS_S = 10.0
 _LOOK_BACK_S = 10.0
 
@@ -49,6 +52,8 @@ def application(config: Config) -> Any:
         name=INGRESS,
         ray_actor_options={"num_cpus": INGRESS_CPUS},
         max_ongoing_requests=2 * config.server.max_inflight + 1000,
+        health_check_period_s=2,
+        health_check_timeout_s=_INGRESS_ANSWERS_S,
         graceful_shutdown_timeout_s=drain_s,
         graceful_shutdown_wait_loop_s=0.1,
         **_ingress_count(config),

@@ -20,7 +20,7 @@ from ray import serve
 from rich.console import Console
 
 from specserve import folders, tracing
-from specserve.cluster.deploy import APP_NAME, PIPELINE, application
+from specserve.cluster.deploy import APP_NAME, INGRESS, PIPELINE, application
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.https import check_certificate, http_options
 from specserve.cluster.local_ray import check_port, free_port, local_ray
@@ -222,6 +222,12 @@ def _raise_failure(states: list[PipelineState]) -> None:
 def pipeline_states() -> list[PipelineState]:
     """What the pipelines say about themselves; those that do not answer, starting or being replaced, are left out."""
     return [state for state in _ask_all("state", timeout_s=2) if state is not None]
+
+
+def running_ingresses() -> int:
+    """HTTP processes that Serve sends requests to; one that it has found stuck is not among them."""
+    app = serve.status().applications.get(APP_NAME)
+    return 0 if app is None else app.deployments[INGRESS].replica_states.get("RUNNING", 0)
 
 
 def _ask_all(method: str, timeout_s: float) -> list[Any]:

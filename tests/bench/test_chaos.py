@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import islice, product
 
 import pytest
 from command import command
@@ -107,6 +109,14 @@ specserve_kv_blocks{model="m",role="target",state="free"} 5.0
     assert held("") == {}
 
 
+def test_each_fault_comes_once_before_any_comes_again():
+    """In an order of the seed's: a short run meets as many kinds as there is time for."""
+    options = Options(kinds=("kill", "cut"), roles=("draft", "coordinator"))
+    drawn = list(islice(chaos.cases(options, random.Random(3)), 8))
+    assert drawn == list(islice(chaos.cases(options, random.Random(3)), 8))
+    assert sorted(drawn[:4]) == sorted(drawn[4:]) == sorted(product(options.kinds, options.roles))
+
+
 def test_what_was_computed_again_is_read_off_the_metrics_of_all_pipelines():
     """Their sum; prompts, whose beginnings may be cached, have no part in it."""
     text = """
@@ -183,6 +193,7 @@ def test_asks_have_one_text_each():
         ({"kinds": ("burn",)}, "--kinds"),
         ({"roles": ()}, "--roles"),
         ({"clients": 0}, "--clients"),
+        ({"faults": 0}, "--faults"),
         ({"hold_s": 0}, "--hold"),
     ],
 )

@@ -1,4 +1,4 @@
-"""SIGKILL of one of two HTTP processes: its own streams are cut, its requests are released, nobody else notices."""
+"""One of two HTTP processes is killed, or stopped: its requests are released, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from specserve.models import _device_profile
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]
 
+TITLE = "ServeReplica:specserve:Ingress"
 CLIENTS = 8
 TOKENS = 1500
 """An answer then takes a quarter of a minute, however fast the machine is: the devices are emulated."""
@@ -61,7 +62,7 @@ def test_what_a_killed_ingress_brought_is_released(url, config, record_property)
     for thread in threads:
         thread.start()
     until(lambda: all(answer.began.is_set() for answer in answers) and running(url) == CLIENTS)
-    os.kill(titled("ServeReplica:specserve:Ingress")[0], signal.SIGKILL)
+    os.kill(titled(TITLE)[0], signal.SIGKILL)
     killed_s = time.monotonic()
     until(lambda: any(answer.errors for answer in answers))
     until(lambda: running(url) == sum(not answer.errors for answer in answers))
@@ -77,3 +78,19 @@ def test_what_a_killed_ingress_brought_is_released(url, config, record_property)
     assert all(answer.done == 1 for answer in others)
     assert all(not answer.done and text.startswith(answer.texts[0]) for answer in cut)
     until(lambda: held(metrics(url)) == {})
+
+
+def test_a_stopped_ingress_is_replaced(url, config):
+    """It answers nobody: Serve finds it stuck and starts another beside it. When it goes on after all, it is ended."""
+    ingresses = titled(TITLE)
+    os.kill(ingresses[0], signal.SIGSTOP)
+    try:
+        until(lambda: bool(set(titled(TITLE)) - set(ingresses)))
+    finally:
+        os.kill(ingresses[0], signal.SIGCONT)
+    until(lambda: ingresses[0] not in titled(TITLE))
+    assert len(titled(TITLE)) == len(ingresses)
+    answer = Answer()
+    ask(url, {"model": config.served_name, "prompt": "Once", "max_tokens": 8, "stream_options": None}, answer)
+    assert not answer.errors
+    assert answer.done == 1
