@@ -251,8 +251,9 @@ class World:
             return (name, name in self.cancelled, tuple(self.here.tokens(name)))
         opened = (state.target_opened is not None, state.draft_opened is not None)
         stage = (state.stage is Stage.RUNNING, state.epoch, state.in_flight, state.suspect)
+        blame = (state.losses, any(each is state for each in self.here.engine._accused))
         caches = (state.target_cached, state.draft_cached, tuple(state.target_table), tuple(state.draft_table))
-        return (name, len(state.tokens), stage, caches, tuple(state.chain.tokens), opened, state.draft_known)
+        return (name, len(state.tokens), stage, blame, caches, tuple(state.chain.tokens), opened, state.draft_known)
 
 
 def _queues(engine: Any) -> tuple[Any, Any]:
