@@ -1,9 +1,10 @@
 """The calls by which Serve sees what a pipeline works on: one stays open for each request. No Ray in here.
 
 No token passes there, and what becomes of a call costs its request nothing. Both sides forget by themselves: a pipeline
-lets a call go after `HOLD_S`, so that an ingress that died holds nothing for longer, and an ingress makes the call
-again. Calls are not cancelled at their end, because Serve would count each as a failure; they are let go by name, all
-that ended lately in one message.
+looks each `HOLD_S` whether who made a call is dead, and lets it go then; an ingress makes a call again that returned
+too early. A call of an ingress that is merely stuck must not return: the process that answers it, this pipeline's,
+would wait in Ray for the word that the answer came, and answer nobody else meanwhile. Calls are not cancelled at their
+end, because Serve would count each as a failure; they are let go by name, all that ended lately in one message.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from contextvars import Context
 from specserve.errors import Unavailable
 
 HOLD_S = 30.0
-"""The longest that one call stays open."""
+"""How often it is asked whether who made an open call is dead."""
 
 _RETRY_S = 5.0
 _GATHER_S = 0.1
 
 Hold = Callable[[str], Awaitable[None]]
 Release = Callable[[Collection[str]], Awaitable[None]]
+Dead = Callable[[str], Awaitable[bool]]
+"""Whether the ingress whose calls begin with this prefix is dead; False where nobody knows."""
 
 
 class Holds:
-    """The pipeline's side: open calls by name. longest_s is how long one is open at most."""
+    """The pipeline's side: open calls by name. Each look_s it is asked whether who made one is dead."""
 
-    def __init__(self, longest_s: float = HOLD_S) -> None:
-        self._longest_s = longest_s
+    def __init__(self, dead: Dead, look_s: float = HOLD_S) -> None:
+        self._dead = dead
+        self._look_s = look_s
         self._let_go: dict[str, asyncio.Event] = {}
         self._closed = False
 
@@ -38,13 +42,17 @@ class Holds:
         return len(self._let_go)
 
     async def hold(self, name: str) -> None:
-        """Returns when `release` names it, and at the latest after longest_s. Raises Unavailable after `close`."""
+        """Returns when `release` names it, or its ingress is found dead. Raises Unavailable after `close`."""
         if self._closed:
             raise Unavailable("the pipeline is stopped")
         let_go = self._let_go[name] = asyncio.Event()
         try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(let_go.wait(), self._longest_s)
+            while not let_go.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(let_go.wait(), self._look_s)
+                    return
+                if await self._dead(name.rpartition("-")[0]):
+                    return
         finally:
             if self._let_go.get(name) is let_go:
                 del self._let_go[name]

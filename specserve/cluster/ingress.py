@@ -54,9 +54,10 @@ class Ingress:
     async def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve after the constructor. Waits until one pipeline serves."""
         node_id, host = node_address()
+        holder = serve.get_replica_context().replica_id.to_full_id_str()
 
         def join(name: str) -> RemoteEngine:
-            return RemoteEngine(self._config, self._pipe(name), host=host, node_id=node_id)
+            return RemoteEngine(self._config, self._pipe(name), host=host, node_id=node_id, holder=holder)
 
         cluster = self._config.cluster
         block_tokens = self._config.engine.block_tokens

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray import serve
 
 from specserve import config as configs
@@ -29,6 +30,7 @@ from specserve.types import Health
 log = logging.getLogger(__name__)
 
 _DRAIN_LOOK_S = 0.25
+_SERVE_NAMESPACE = "serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Pipeline:
         self._shared_draft = None if keepers is None else LeasedDraft(self._config, keepers)
         self._supervisor: Supervisor | None = None
         self._ready = asyncio.Event()
-        self._holds = Holds()
+        self._holds = Holds(_dead)
         self._served = False
         self._failure: str | None = None
         self._waiting = "placing the pipeline"
@@ -218,6 +220,17 @@ class ServedPipeline(Pipeline):
             except Unavailable:
                 await self.stop()
                 raise
+
+
+async def _dead(replica: str) -> bool:
+    """Whether the replica of Serve with this name is dead: Ray forgets the names of those that are."""
+    try:
+        await asyncio.to_thread(ray.get_actor, replica, _SERVE_NAMESPACE)
+    except ValueError:
+        return True
+    except Exception as error:  # whatever the control plane says, a later look may tell
+        log.info("nobody knows whether %s is dead: %s", replica, error)
+    return False
 
 
 def _others_run() -> bool:

@@ -66,8 +66,13 @@ class _LoopMailbox(Mailbox):
 class RemoteEngine:
     """An `EngineClient` whose engine is a coordinator in another process."""
 
-    def __init__(self, config: Config, pipe: Pipe, *, host: str | None, node_id: str) -> None:
-        """Call in a running event loop."""
+    def __init__(
+        self, config: Config, pipe: Pipe, *, host: str | None, node_id: str, holder: str | None = None
+    ) -> None:
+        """holder is the name of this process's actor, by which a pipeline finds out that it is dead.
+
+        Call in a running event loop.
+        """
         self._pipe = pipe
         self._loop = asyncio.get_running_loop()
         self._heartbeat_s = config.cluster.heartbeat_s
@@ -76,7 +81,7 @@ class RemoteEngine:
         mailbox = _LoopMailbox(self._loop, self._take)
         self._endpoint = Endpoint(mailbox, host=host, node_id=node_id, lost_after_s=config.cluster.lost_after_s)
         self._name = f"ingress-{uuid.uuid4().hex}"
-        self._holder = Holder(self._name, pipe.hold, pipe.release)
+        self._holder = Holder(holder or self._name, pipe.hold, pipe.release)
         self._life = -1
         self._cut: str | None = None  # why the connection of this life can bring no more
         self._channel: SocketChannel | None = None

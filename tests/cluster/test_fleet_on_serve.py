@@ -34,7 +34,10 @@ def handle(ray_here) -> Any:
         """What a pipeline has for those that hold calls open."""
 
         def __init__(self) -> None:
-            self.holds = Holds()
+            self.holds = Holds(self.dead)
+
+        async def dead(self, prefix: str) -> bool:
+            return False
 
         async def hold(self, name: str) -> None:
             await self.holds.hold(name)

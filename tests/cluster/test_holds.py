@@ -18,6 +18,12 @@ def _soon(monkeypatch):
     monkeypatch.setattr(holds, "_GATHER_S", 0.01)
 
 
+async def nobody_is_dead(prefix: str) -> bool:
+    """As all are that make calls here, unless a test says otherwise."""
+    del prefix
+    return False
+
+
 class Way:
     """The way to a pipeline: notes what passes; `broken` calls of each kind fail first."""
 
@@ -54,7 +60,7 @@ def test_what_is_open_is_held_and_what_ends_is_let_go_together():
     """Sixty open, thirty end in one message, the rest in another; then nothing is left on either side."""
 
     async def run() -> None:
-        there = Holds()
+        there = Holds(nobody_is_dead)
         way = Way(there)
         holder = Holder("here", way.hold, way.release)
         names = [holder.begin() for _ in range(60)]
@@ -76,7 +82,7 @@ def test_calls_that_fail_are_made_again():
     """Three of each kind fail; then the request is held, and let go."""
 
     async def run() -> None:
-        there = Holds()
+        there = Holds(nobody_is_dead)
         way = Way(there, broken=3)
         holder = Holder("here", way.hold, way.release)
         name = holder.begin()
@@ -92,7 +98,7 @@ def test_a_call_that_arrives_after_its_request_has_ended_is_let_go():
     """The first release comes too early, and is said again."""
 
     async def run() -> None:
-        there = Holds()
+        there = Holds(nobody_is_dead)
         way = Way(there)
         holder = Holder("here", way.hold, way.release)
         way.late.clear()
@@ -111,11 +117,19 @@ def test_a_call_that_arrives_after_its_request_has_ended_is_let_go():
     asyncio.run(run())
 
 
-def test_a_call_lapses_and_is_renewed_as_long_as_the_request_is_open():
-    """So an ingress that died holds nothing for long, and one that lives holds all the time."""
+def test_a_call_returns_when_its_ingress_is_dead_and_not_before():
+    """One that is stuck keeps its calls, however often it is looked at; one that was taken for dead renews them."""
 
     async def run() -> None:
-        there = Holds(longest_s=0.02)
+        gone: set[str] = set()
+        looks = 0
+
+        async def dead(prefix: str) -> bool:
+            nonlocal looks
+            looks += 1
+            return prefix in gone
+
+        there = Holds(dead, look_s=0.02)
         way = Way(there)
         calls = 0
 
@@ -127,6 +141,10 @@ def test_a_call_lapses_and_is_renewed_as_long_as_the_request_is_open():
         holder = Holder("here", hold, way.release)
         holder.begin()
         async with asyncio.timeout(10):
+            while looks < 4:
+                await asyncio.sleep(0.005)
+            assert (calls, len(there)) == (1, 1)
+            gone.add("here")
             while calls < 4:
                 await asyncio.sleep(0.005)
         holder.close()
@@ -139,7 +157,7 @@ def test_a_request_that_ends_while_the_pipeline_is_away_leaves_nothing():
     """Its call is not made again."""
 
     async def run() -> None:
-        there = Holds()
+        there = Holds(nobody_is_dead)
         way = Way(there, broken=1_000_000)
         holder = Holder("here", way.hold, way.release)
         name = holder.begin()
@@ -157,7 +175,7 @@ def test_who_leaves_lets_go_of_all_it_held():
     """What ended just before as well as what is open: Serve would wait for it when the pipeline leaves."""
 
     async def run() -> None:
-        there = Holds()
+        there = Holds(nobody_is_dead)
         way = Way(there)
         holder = Holder("here", way.hold, way.release)
         names = [holder.begin() for _ in range(2)]
@@ -192,7 +210,7 @@ def test_a_pipeline_that_stops_holds_nothing_more():
     """What is open returns, and what comes later is refused, so that nobody asks in a loop without a pause."""
 
     async def run() -> None:
-        there = Holds()
+        there = Holds(nobody_is_dead)
         way = Way(there)
         holder = Holder("here", way.hold, way.release)
         holder.begin()

@@ -9,13 +9,14 @@ import time
 
 import httpx
 import pytest
-from deployment import WAIT_S, served, until
+from deployment import WAIT_S, pids, served, until
 from open_streams import Answer, ask
 from scraped import Scrape
 
 from specserve import config as configs
 from specserve.bench.chaos import held
 from specserve.bench.faults import titled
+from specserve.cluster.launch import running_ingresses
 from specserve.models import _device_profile
 
 pytestmark = [pytest.mark.ray, pytest.mark.full]
@@ -54,14 +55,20 @@ def running(url: str) -> float:
     return Scrape(metrics(url)).sum("specserve_num_requests_running")
 
 
-def test_what_a_killed_ingress_brought_is_released(url, config, record_property):
-    """Long before it would have ended; the other's streams go on to their one text, and at the end nothing is held."""
+def asked_for(url: str, config: configs.Config) -> tuple[list[Answer], list[threading.Thread]]:
+    """Streams of all clients, each of which has begun."""
     answers = [Answer() for _ in range(CLIENTS)]
     asked = {"model": config.served_name, "prompt": "Once", "max_tokens": TOKENS, "stream_options": None}
     threads = [threading.Thread(target=ask, args=(url, asked, answer)) for answer in answers]
     for thread in threads:
         thread.start()
     until(lambda: all(answer.began.is_set() for answer in answers) and running(url) == CLIENTS)
+    return answers, threads
+
+
+def test_what_a_killed_ingress_brought_is_released(url, config, record_property):
+    """Long before it would have ended; the other's streams go on to their one text, and at the end nothing is held."""
+    answers, threads = asked_for(url, config)
     os.kill(titled(TITLE)[0], signal.SIGKILL)
     killed_s = time.monotonic()
     until(lambda: any(answer.errors for answer in answers))
@@ -81,13 +88,23 @@ def test_what_a_killed_ingress_brought_is_released(url, config, record_property)
 
 
 def test_a_stopped_ingress_is_replaced(url, config):
-    """It answers nobody: Serve finds it stuck and starts another beside it. When it goes on after all, it is ended."""
+    """It answers nobody: Serve finds it stuck and another one serves beside it. When it goes on after all, it is ended.
+
+    Its streams are held up, with the calls that it holds at the pipeline, which has no part in this; then they go on.
+    """
+    before = pids()
+    answers, threads = asked_for(url, config)
     ingresses = titled(TITLE)
     os.kill(ingresses[0], signal.SIGSTOP)
     try:
-        until(lambda: bool(set(titled(TITLE)) - set(ingresses)))
+        until(lambda: bool(set(titled(TITLE)) - set(ingresses)) and running_ingresses() == len(ingresses))
+        assert pids() == before
     finally:
         os.kill(ingresses[0], signal.SIGCONT)
+    for thread in threads:
+        thread.join()
+    assert [answer.errors for answer in answers] == [[]] * CLIENTS
+    assert len({answer.texts[0] for answer in answers}) == 1
     until(lambda: ingresses[0] not in titled(TITLE))
     assert len(titled(TITLE)) == len(ingresses)
     answer = Answer()
