@@ -24,9 +24,6 @@ _ABSENT_S: Final = 1.0
 _TIMES: Final = ("rounds_before", "rounds", "before", "next", "gap", "stall")
 _BARRED: Final = frozenset({"rounds", "next", "gap"})
 
-_MAY_FAIL: Final = frozenset({"ingress"})
-"""Streams may end before their time where this is hurt: a socket cannot be moved to another process."""
-
 
 @dataclass(frozen=True, slots=True)
 class LostDraft:
@@ -49,6 +46,11 @@ class Fault:
     began_s: float
     recovered_s: float | None
     rounds: LostDraft | None = None
+
+    @property
+    def may_cost_streams(self) -> bool:
+        """A socket cannot be moved to another process. An ingress that is cut off from coordinators keeps its own."""
+        return self.role == "ingress" and self.kind != "cut"
 
     @property
     def end_s(self) -> float:
@@ -225,11 +227,16 @@ def _spans(trace: dict[str, Any], title: str) -> dict[int, tuple[float, float]]:
 
 
 def blame(seen: Seen, faults: Sequence[Fault]) -> Fault | None:
-    """The fault because of which a stream did not finish: the last one that began before its end."""
+    """The fault because of which a stream did not finish: the last of its life that may cost streams, or the last one.
+
+    A client may hear of a request that was lost with its ingress only when its time is over.
+    """
     if seen.end == "finished":
         return None
     before = [fault for fault in faults if fault.began_s <= seen.ended_s]
-    return before[-1] if before else None
+    costly = [fault for fault in before if fault.may_cost_streams and fault.end_s >= seen.began_s]
+    found = costly or before
+    return found[-1] if found else None
 
 
 def summary(outcome: Outcome) -> Row:
@@ -269,4 +276,4 @@ def _unexcused(seen: Seen, faults: Sequence[Fault]) -> bool:
     if seen.end not in ("failed", "cut"):
         return False
     fault = blame(seen, faults)
-    return fault is None or fault.role not in _MAY_FAIL
+    return fault is None or not fault.may_cost_streams

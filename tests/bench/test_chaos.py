@@ -82,6 +82,19 @@ def test_failures_are_blamed_on_the_fault_before_them():
     assert "1 streams failed" in broken(outcome)[0]
 
 
+def test_what_an_ingress_lost_is_blamed_on_it_however_late_clients_hear_of_it():
+    """If they had asked by then; and nothing may fail where an ingress was only cut off from coordinators."""
+    starved, cut = Fault("starve", "ingress", 1.0, 5.0), Fault("cut", "ingress", 10.0, 14.0)
+    late, younger = seen("failed", began_s=4.0, ended_s=64.0), seen("failed", began_s=6.0, ended_s=64.0)
+    assert blame(late, [starved, cut]) == starved
+    assert blame(younger, [starved, cut]) == cut
+    outcome = Outcome([starved, cut])
+    outcome.note(late, "abc")
+    assert broken(outcome) == []
+    outcome.note(younger, "abc")
+    assert "1 streams failed" in broken(outcome)[0]
+
+
 def test_every_promise_that_was_not_kept_is_told():
     """Another text, no end, something held, no recovery."""
     outcome = Outcome([Fault("stop", "draft", 1.0, None)], left={"slots drafting": 3.0})
