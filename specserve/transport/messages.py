@@ -7,7 +7,8 @@ whoever takes it.
 
 Frames of a message: a msgpack map {"kind": class name, field: value, …} in which every array is described as
 [dtype in numpy's short form, shape] and every record as the list of its fields (`records`); then the raw bytes of all
-small arrays in field order, each padded to 8 bytes; then each large array. Few frames matter: in a round every frame
+small arrays in field order, each padded to 8 bytes; then each large array. A field that is an array without elements,
+or a bundle of arrays that holds nothing, is left out of the map. Few frames and fields matter: in a round each of them
 costs both sides more than its bytes do.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
 import msgpack
@@ -32,8 +33,9 @@ Array = npt.NDArray[Any]
 Buffer = bytes | memoryview
 
 
+@cache
 def empty(dtype: str = "int32") -> Array:
-    """A 1-D array without elements."""
+    """The 1-D array without elements."""
     return np.empty(0, dtype=dtype)
 
 
@@ -55,6 +57,7 @@ class Hidden:
     rows: Array
 
     @staticmethod
+    @cache
     def none() -> Hidden:
         """No rows at all."""
         return Hidden("float32", np.empty((0, 0), dtype="uint8"))
@@ -229,6 +232,7 @@ class Dists:
     rows: Array
 
     @staticmethod
+    @cache
     def none() -> Dists:
         """No rows at all."""
         return Dists("sparse", 0, np.empty((0, 0), dtype="uint8"))
@@ -303,6 +307,7 @@ class Scores:
     top_logprobs: Array
 
     @staticmethod
+    @cache
     def none() -> Scores:
         """Nobody asked."""
         return Scores(empty(), empty(), empty("float32"), empty(), empty("float32"))
@@ -325,6 +330,7 @@ class Drafted:
     busy_s: float
 
     @staticmethod
+    @cache
     def none() -> Drafted:
         """Nobody drafts here."""
         return Drafted(empty(), empty(), Dists.none(), 0.0)
@@ -460,7 +466,7 @@ _FORMS: dict[tuple[str, str], tuple[str, int]] = {
 """Element type and dimensions of arrays, by record and field, where they are not ("int32", 1)."""
 
 _BUNDLES = (Dists, Scores, Hidden, Drafted)
-"""Records that hold arrays."""
+"""Records that hold arrays. Their `none()` is one object, by which it is known."""
 
 
 _ALIGN = 8
@@ -473,11 +479,14 @@ def pack(message: Message) -> list[Buffer]:
     """Turn a message into a msgpack head, one buffer with all small arrays, and one for each large array."""
     small: list[Buffer] = []
     large: list[Buffer] = []
-    kind = type(message)
+    kind: Any = type(message)
     head: dict[str, Any] = {"kind": kind.__name__}
-    for name, describe in _describers(kind):
+    for name, describe, nothing in _fields_to_pack(kind):
         value = getattr(message, name)
-        head[name] = value if describe is None else describe(value, small, large)
+        if describe is None:
+            head[name] = value
+        elif value is not nothing and (describe is not _described_array or value.size):
+            head[name] = describe(value, small, large)
     return [msgpack.packb(head), b"".join(small), *large]
 
 
@@ -485,22 +494,38 @@ _Describer = Callable[[Any, list[Buffer], list[Buffer]], Any]
 """Makes of a field's value what stands for it in the head; bytes go into the two lists."""
 
 
-_DESCRIBERS: dict[Any, list[tuple[str, _Describer | None]]] = {}
+_SOMETHING = object()
+"""What no field ever holds: of those that are always sent."""
 
 
-def _describers(kind: type[Any]) -> list[tuple[str, _Describer | None]]:
-    """For each field how it is described; None where a value stands for itself. Found once: types compare slowly."""
-    known = _DESCRIBERS.get(kind)
-    if known is None:
-        known = _DESCRIBERS[kind] = [(name, _describer(hint)) for name, hint in field_types(kind).items()]
-    return known
+@cache
+def _fields_to_pack(kind: type[Any]) -> list[tuple[str, _Describer | None, object]]:
+    """For each field how it is described, None where a value stands for itself, and what of it is left out.
+
+    Found once: types compare slowly.
+    """
+    types = field_types(kind).items()
+    return [(name, _describer(hint), _nothing(kind, name, hint)) for name, hint in types]
+
+
+def _nothing(kind: type[Any], name: str, hint: Any) -> Any:
+    """What a field holds that was left out; `_SOMETHING` for one that never is."""
+    if hint == Array:
+        return empty(_FORMS.get((kind.__name__, name), ("int32", 1))[0])
+    return hint.none() if hint in _BUNDLES else _SOMETHING
+
+
+def _left_out(name: str, nothing: Any) -> Any:
+    if nothing is _SOMETHING:
+        raise ProtocolError(f"a message without {name}")
+    return nothing
 
 
 def _describer(hint: Any) -> _Describer | None:
     if hint == Array:
         return _described_array
     if hint in _BUNDLES:
-        return partial(_described_bundle, _describers(hint))
+        return partial(_described_bundle, [(name, describe) for name, describe, _ in _fields_to_pack(hint)])
     encode = encoder(hint)
     return None if encode is None else lambda value, small, large: encode(value)
 
@@ -558,14 +583,17 @@ def unpack(frames: Sequence[Buffer]) -> Message:
         raise ProtocolError(f"a message of {len(frames)} frames")
     try:
         head = msgpack.unpackb(frames[0], strict_map_key=True)
-        kind = Message.KINDS[head.pop("kind")]
-        readers = _readers(kind)
-        if head.keys() != readers.keys():
-            raise ProtocolError(f"{kind.__name__} with fields {sorted(head)}, expected {sorted(readers)}")
+        kind: Any = Message.KINDS[head.pop("kind")]
         buffers = _Buffers(frames[1], frames[2:])
-        values = [read(head[name], buffers) for name, read in readers.items()]
+        values = [
+            read(head.pop(name), buffers) if name in head else _left_out(name, nothing)
+            for name, read, nothing in _fields_to_read(kind)
+        ]
         buffers.finish()
-        return kind(*values)
+        if head:
+            raise ProtocolError(f"{kind.__name__} with fields that it does not have: {sorted(head)}")
+        message: Message = kind(*values)
+        return message
     except ProtocolError:
         raise
     except Exception as error:  # whatever a damaged frame provokes is one thing to the caller: a bad message
@@ -576,15 +604,11 @@ _Reader = Callable[[Any, _Buffers], Any]
 """The inverse of a `_Describer`."""
 
 
-_READERS: dict[Any, dict[str, _Reader]] = {}
-
-
-def _readers(kind: type[Any]) -> dict[str, _Reader]:
-    """For each field how it is read."""
-    known = _READERS.get(kind)
-    if known is None:
-        known = _READERS[kind] = {name: _reader(kind, name, hint) for name, hint in field_types(kind).items()}
-    return known
+@cache
+def _fields_to_read(kind: type[Any]) -> list[tuple[str, _Reader, object]]:
+    """For each field how it is read, and what it holds where it was left out."""
+    types = field_types(kind).items()
+    return [(name, _reader(kind, name, hint), _nothing(kind, name, hint)) for name, hint in types]
 
 
 def _reader(kind: type[Any], name: str, hint: Any) -> _Reader:
@@ -592,7 +616,7 @@ def _reader(kind: type[Any], name: str, hint: Any) -> _Reader:
         dtype, dimensions = _FORMS.get((kind.__name__, name), ("int32", 1))
         return partial(_read_array, (np.dtype(dtype), dimensions))
     if hint in _BUNDLES:
-        return partial(_read_bundle, hint, list(_readers(hint).values()))
+        return partial(_read_bundle, hint, [read for _, read, _ in _fields_to_read(hint)])
     decode = decoder(hint)
     if hint is float:
         return lambda described, buffers: _time(f"{kind.__name__}.{name}", decode(described))

@@ -89,3 +89,30 @@ def test_no_shape_makes_room_for_more_than_was_sent():
     data = msgpack.unpackb(head) | {"rows": ["int64", [2**60]]}
     with pytest.raises(ProtocolError):
         m.unpack([msgpack.packb(data), *rest])
+
+
+def test_what_holds_nothing_is_not_sent_and_comes_back():
+    """A verdict about chains, without scores, states or drafts, names what it has only."""
+    one = np.array([1], dtype=np.int32)
+    sent = m.Verdict(3, one.astype(np.int64), one, one, one, 0.5, 0.25)
+    frames = as_bytes(sent)
+
+    assert msgpack.unpackb(frames[0]).keys() == {
+        "kind", "round", "rows", "epochs", "kept", "next", "forward_s", "sampling_s", "steps"
+    }  # fmt: skip
+    found = m.unpack(frames)
+    assert isinstance(found, m.Verdict)
+    assert found.scores is sent.scores
+    assert found.last.dtype == np.int32
+    assert len(found.last) == 0
+
+
+@pytest.mark.parametrize("missing", ["round", "steps", "forward_s"])
+def test_a_number_that_is_missing_is_refused(missing):
+    """Only arrays and their bundles may be left out."""
+    frames = as_bytes(next(message for message in EVERY if isinstance(message, m.Verdict)))
+    head = msgpack.unpackb(frames[0])
+    del head[missing]
+
+    with pytest.raises(ProtocolError, match=missing):
+        m.unpack([msgpack.packb(head), *frames[1:]])
