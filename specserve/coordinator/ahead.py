@@ -375,6 +375,8 @@ class AheadDrafts(WorkerSource):
             self._odds.observe_chains(self._checked)
             self._odds.observe_guesses(self._guesses)
             self._odds.forget_plans()
+            for length in range(self.link.policy.depth + 1):  # the next plan is in a hurry
+                self._odds.likeliest(length)
             self._checked, self._guesses = [], []
 
     def forget(self, state: RequestState) -> None:

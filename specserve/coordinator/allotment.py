@@ -41,34 +41,47 @@ def allot(
         for index, (each, most) in enumerate(zip(trunks, wanted, strict=True))
         if each.due
     ]
-    owners, lengths, bases, starts, left, most, unknown = np.array(rows, dtype=np.int64).reshape(-1, 7).T
-    table = np.empty((6, count, len(rows)), dtype=np.int64)  # the columns of `Branches`, and where guesses stand
+    owners, lengths, bases, starts, left, most, unknown = np.array(rows, dtype=np.int64).reshape(-1, 7).T[..., None]
+    table = np.empty((6, len(rows), count), dtype=np.int64)  # the columns of `Branches`, and where guesses stand
     table[0] = owners
     kept, ranks, firsts, depths, ends = table[1:]
-    _fill_outcomes(kept, ranks, odds, lengths)
+    _fill_outcomes(kept, ranks, odds, lengths[:, 0])
     np.add(bases, kept, out=ends)
     firsts[:] = np.where(kept == lengths, unknown, starts < ends)
     depths[:] = np.minimum(np.minimum(bounds.steps - firsts, most), np.minimum(left - kept, bounds.context - ends) - 2)
-    return _within(table[:, (kept >= 0) & (depths > 0)], slots.free_count, blocks)
+    possible = (kept >= 0) & (depths > 0)
+    found = table[:, possible]
+    own = _own_blocks(found, blocks.block_tokens)
+    if found[4].sum() <= slots.free_count and own.sum() <= blocks.free_count:
+        return Branches(*(column for column in (*found[:5], own)))
+    in_turns = np.argsort(possible.nonzero()[1], kind="stable")
+    return _within(found[:, in_turns], slots.free_count, blocks)
 
 
 def _fill_outcomes(kept: Array, ranks: Array, odds: OutcomeOdds, lengths: Array) -> None:
-    """Write tokens kept, −1 for none left, and rank of the i-th likeliest outcome of each chain, [count, chains]."""
+    """Write tokens kept, −1 for none left, and rank of the i-th likeliest outcome of each chain, [chains, count]."""
     kept.fill(-1)
     for length in set(lengths.tolist()):
-        outcomes = odds.likeliest(length)[: len(kept)]
+        outcomes = odds.likeliest(length)[: kept.shape[1]]
         likeliest = np.array([outcome[:2] for outcome in outcomes], dtype=np.int64).reshape(-1, 2)
         mine = lengths == length
-        kept[: len(likeliest), mine] = likeliest[:, :1]
-        ranks[: len(likeliest), mine] = likeliest[:, 1:]
+        kept[mine, : len(likeliest)] = likeliest[:, 0]
+        ranks[mine, : len(likeliest)] = likeliest[:, 1]
 
 
-def _within(table: Array, free_slots: int, blocks: BlockPool) -> Branches:
+def _own_blocks(columns: Array, block_tokens: int) -> Array:
+    """Blocks that each branch has for itself: from the trunk's last partly filled one to its own end."""
+    depths, ends = columns[4:]
+    own: Array = -(-(ends + depths) // block_tokens) - ends // block_tokens
+    return own
+
+
+def _within(columns: Array, free_slots: int, blocks: BlockPool) -> Branches:
     """The first of these candidates that slots and blocks suffice for, the last one perhaps less deep."""
-    owners, kept, ranks, firsts, depths, ends = table
+    owners, depths = columns[0], columns[4]
     np.minimum(depths, free_slots - (np.cumsum(depths) - depths), out=depths)
-    own = -(-(ends + depths) // blocks.block_tokens) - ends // blocks.block_tokens
+    own = _own_blocks(columns, blocks.block_tokens)
     short = np.flatnonzero((depths <= 0) | (np.cumsum(own) > blocks.free_count))
     count = int(short[0]) if len(short) else len(owners)
     order = np.argsort(owners[:count], kind="stable")
-    return Branches(*(column[order] for column in (owners, kept, ranks, firsts, depths, own)))
+    return Branches(*(column[order] for column in (*columns[:5], own)))

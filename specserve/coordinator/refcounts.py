@@ -125,8 +125,7 @@ class RefcountPool:
     def give_back(self, places: Ids) -> None:
         """`free` for many distinct ids, int64 [n]. Raises PoolError if one is not held, or named twice."""
         left = self._count_array[places] - 1
-        named = np.bincount(places, minlength=1)
-        if (left < 0).any() or named.max() > 1:
+        if (left < 0).any() or len(set(places.tolist())) < len(places):
             raise PoolError(f"{self._what}s {places.tolist()} given back, which are not all held, and named once")
         self._count_array[places] = left
         self._free.frombytes(places[left == 0].tobytes())

@@ -116,7 +116,7 @@ class Trunk:
     next_slot: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Branch:
     """One outcome to draft for: `kept` chain tokens, then a guess of the target's next token, then drafted ones.
 
@@ -130,7 +130,7 @@ class Branch:
     kept: int
     rank: int
     first: int
-    slots: Array
+    slots: list[int]
     table: Array
     copy: tuple[int, int] | None
 

@@ -33,7 +33,7 @@ class Chain:
 
     profile: Profile
     base: int
-    slots: Array
+    slots: Sequence[int] | Array
     shared_noise: bool
     before: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)

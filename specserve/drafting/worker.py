@@ -63,9 +63,12 @@ class _Part:
 
     def note(self, grown: Grown) -> None:
         """What the slots of its share of a step hold is of this plan from now on."""
+        made: dict[int, list[int]] = {}
         for number, place, _ in grown.tokens:
             branch = self.branches[number]
-            self.profiles.drafted(self.rows[branch.trunk], self.plan, int(branch.slots[place]))
+            made.setdefault(branch.trunk, []).append(branch.slots[place])
+        for trunk, slots in made.items():
+            self.profiles.drafted(self.rows[trunk], self.plan, slots)
 
     def of(self, grown: Grown) -> Grown:
         """Its share of what a step brought."""
@@ -412,26 +415,29 @@ class DraftWorker:
             raise ProtocolError(f"branch counts {message.branch_counts.tolist()} for {len(message.parents)} branches")
         if not len(message.parents):
             return []
+        owners = np.repeat(np.arange(len(trunks)), message.branch_counts)
+        firsts = _first_steps(message, trunks, owners)
+        if message.depths.min() < 1 or message.own_lengths.min(initial=1) < 1:
+            raise ProtocolError("a branch without slots or blocks")
+        bases = np.array([trunk.base for trunk in trunks])[owners]
+        full = (bases + message.parents) // self._block_tokens
+        columns = (owners, message.parents, message.ranks, firsts, message.copies, full)
         slots = split("slots", message.slots, message.depths)
         own = split("own_blocks", message.own_blocks, message.own_lengths)
-        owners = np.repeat(np.arange(len(trunks)), message.branch_counts).tolist()
-        columns = (message.parents, message.ranks, message.firsts, message.copies)
-        rows = zip(owners, *(column.tolist() for column in columns), slots, own, strict=True)
-        return [self._branch(trunks[owner], owner, *row) for owner, *row in rows]
-
-    def _branch(
-        self, trunk: Trunk, owner: int, kept: int, rank: int, first: int, copied: int, slots: Array, own: Array
-    ) -> Branch:
-        if kept == len(trunk.chain):
-            first = max(first, int(trunk.next_slot is None))
-        at_once = trunk.next_slot is not None or (kept < len(trunk.chain) and trunk.start >= trunk.base + kept)
-        if not 0 <= kept <= len(trunk.chain) or not rank >= 0 or first not in ((0, 1) if at_once else (1,)):
-            raise ProtocolError(f"a branch after {kept} of {len(trunk.chain)} tokens, rank {rank}, step {first}")
-        if not len(slots) or not len(own):
-            raise ProtocolError("a branch without slots or blocks")
-        full = (trunk.base + kept) // self._block_tokens
-        table = np.concatenate([trunk.table[:full], own])
-        return Branch(owner, kept, rank, first, slots, table, None if copied < 0 else (copied, int(own[0])))
+        return [
+            Branch(
+                owner,
+                kept,
+                rank,
+                first,
+                mine.tolist(),
+                np.concatenate([trunks[owner].table[:shared], blocks]),
+                None if copied < 0 else (copied, int(blocks[0])),
+            )
+            for owner, kept, rank, first, copied, shared, mine, blocks in zip(
+                *(column.tolist() for column in columns), slots, own, strict=True
+            )
+        ]
 
     def _dists(self, rows: Sequence[Job | Trunk], slots: Iterable[int]) -> Dists:
         """Every node's dist, or none at all when no node was drawn."""
@@ -454,6 +460,23 @@ def _rows(
     if faults:
         return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
     return made
+
+
+def _first_steps(message: PlanAhead, trunks: Sequence[Trunk], owners: Array) -> Array:
+    """int64 [B]: the step in which each branch's guess is fed. Raises ProtocolError where that is too early for it."""
+    facts = [(len(trunk.chain), trunk.start - trunk.base, trunk.next_slot is not None) for trunk in trunks]
+    lengths, cached, told = np.array(facts, dtype=np.int64)[owners].T
+    kept = message.parents
+    firsts: Array = np.where(kept == lengths, np.maximum(message.firsts, 1 - told), message.firsts)
+    at_once = (told > 0) | ((kept < lengths) & (cached >= kept))
+    possible = (kept >= 0) & (kept <= lengths) & (message.ranks >= 0) & (firsts <= 1) & (firsts >= ~at_once)
+    if not possible.all():
+        branch = int(possible.argmin())
+        raise ProtocolError(
+            f"a branch after {kept[branch]} of {lengths[branch]} tokens, rank {message.ranks[branch]}, step "
+            f"{firsts[branch]}"
+        )
+    return firsts
 
 
 def _joined(parts: Sequence[_Part]) -> tuple[list[Trunk], list[Branch]]:

@@ -135,8 +135,9 @@ class DigestPages:
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Make the blocks `copies` hold what the blocks `sources` hold."""
         pages = self._digests.reshape(self._blocks, self._block_tokens)
+        here, there = np.array(sources, dtype=np.int64), np.array(copies, dtype=np.int64)
         for store in (pages, self._parents, self._filled):
-            store[list(copies)] = store[list(sources)]
+            store[there] = store[here]
 
     def _flat(self, batch: RaggedBatch) -> _Flat:
         begins = batch.offsets[:-1]

@@ -16,7 +16,7 @@ from specserve.models import RaggedBatch, TokenTree
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stretch:
     """Tokens of one row, in order from absolute position `start`; `wanted` last ones must show logits.
 

@@ -24,7 +24,8 @@ void specserve_philox(const uint64_t *words, int64_t n, uint64_t *into) {
 /* How single ids finish: probabilities float32 or float64 over E. ids and probs [m, k], keys [m, 4], into [m, k]. */
 #define RACE_SCORES(name, real)                                                                             \
     void name(const int64_t *ids, const real *probs, const uint32_t *keys, int64_t m, int64_t k, double *into) { \
-        for (int64_t i = 0; i < m * k; i++) into[i] = probs[i] / ring(keys + 4 * (i / k), ids[i]);          \
+        for (int64_t i = 0; i < m * k; i++)                                                                  \
+            into[i] = probs[i] == 0 ? 0 : probs[i] / ring(keys + 4 * (i / k), ids[i]);                       \
     }
 
 RACE_SCORES(specserve_race_scores_f32, float)

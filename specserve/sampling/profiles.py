@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,12 +134,12 @@ class Profiles:
         self._open.pop(message.row, None)
         self._drafted.pop(message.row, None)
 
-    def drafted(self, row: int, plan: int, slot: int) -> None:
-        """A draft worker made a slot's token, for an open row and in this plan; what plans before made is forgotten."""
+    def drafted(self, row: int, plan: int, slots: Iterable[int]) -> None:
+        """These slots' tokens were drafted for an open row in this plan; what plans before made is forgotten."""
         known = self._drafted.get(row)
         if known is None or known[0] != plan:
             known = self._drafted[row] = plan, set()
-        known[1].add(slot)
+        known[1].update(slots)
 
     def has_drafted(self, row: int, plan: int, slot: int) -> bool:
         """Whether the token of this slot was made in that plan, and in no other since."""
