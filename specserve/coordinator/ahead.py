@@ -377,6 +377,7 @@ class AheadDrafts(WorkerSource):
             self._odds.forget_plans()
             for length in range(self.link.policy.depth + 1):  # the next plan is in a hurry
                 self._odds.likeliest(length)
+                self._odds.expected_kept(length)
             self._checked, self._guesses = [], []
 
     def forget(self, state: RequestState) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -72,6 +73,38 @@ class Branches:
         return len(self.trunks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """A plan's branches as what comes is looked up in them. Made when something does: plans are in a hurry to leave.
+
+    rows are those of the worker's forwards, by step; the others are by branch.
+    """
+
+    rows: list[int]
+    kept: list[int]
+    ranks: list[int]
+    depths: list[int]
+    longest: Array
+    slot_starts: Array
+    block_starts: Array
+    block_ends: Array
+
+    @staticmethod
+    def of(branches: Branches, trunks: int) -> _Lookup:
+        """Of the branches of so many trunks."""
+        block_ends = np.cumsum(branches.own)
+        return _Lookup(
+            _rows_by_step(branches, trunks),
+            branches.kept.tolist(),
+            branches.ranks.tolist(),
+            branches.depths.tolist(),
+            branches.depths.astype(np.uint64),
+            np.cumsum(branches.depths) - branches.depths,
+            block_ends - branches.own,
+            block_ends,
+        )
+
+
 class AheadPlan:
     """Trunks, their branches, and the tokens that have come for them; it leases all that the branches need."""
 
@@ -95,15 +128,7 @@ class AheadPlan:
         self._by_row = {trunk.state.row: index for index, trunk in enumerate(trunks)}
         self._branch_counts = np.bincount(branches.trunks, minlength=len(trunks))
         self._first_branches: list[int] = [0, *np.cumsum(self._branch_counts).tolist()]
-        self._rows = _rows_by_step(branches, len(trunks))
         self._seen: set[int] = set()
-        self._slot_starts = np.cumsum(branches.depths) - branches.depths
-        self._block_ends = np.cumsum(branches.own)
-        self._block_starts = self._block_ends - branches.own
-        self._longest = branches.depths.astype(np.uint64)
-        self._kept: list[int] = branches.kept.tolist()
-        self._ranks: list[int] = branches.ranks.tolist()
-        self._depths: list[int] = branches.depths.tolist()
         self._leased_slots = slots.lease(int(branches.depths.sum()))
         self._leased_blocks = blocks.lease(int(branches.own.sum()))
         self._slots_left = np.ones(len(self._leased_slots), dtype=np.bool_)  # not taken over by a request
@@ -115,6 +140,10 @@ class AheadPlan:
         self._dist_row = np.zeros(shape, dtype=np.int32)
         self._pushed: list[Dists] = []
         self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
+
+    @cached_property
+    def _lookup(self) -> _Lookup:
+        return _Lookup.of(self.branches, len(self.trunks))
 
     @property
     def branch_counts(self) -> list[int]:
@@ -178,7 +207,8 @@ class AheadPlan:
 
     def rows(self, step: int) -> int:
         """Rows of the worker's forward in this step."""
-        return self._rows[step] if step < len(self._rows) else 0
+        rows = self._lookup.rows
+        return rows[step] if step < len(rows) else 0
 
     def take(self, push: PushAhead, vocab_size: int) -> bool:
         """Keep what was pushed; false when this push was seen before. Raises ProtocolError for impossible ones."""
@@ -209,7 +239,7 @@ class AheadPlan:
         # As unsigned numbers, negative ones are too large as well.
         if push.branches.astype(np.uint64).max() >= len(self.branches):
             raise ProtocolError(f"push {push.step} of plan {push.plan} names branches that were not planned")
-        if ((push.places + 1).astype(np.uint64) > self._longest[push.branches]).any():
+        if ((push.places + 1).astype(np.uint64) > self._lookup.longest[push.branches]).any():
             raise ProtocolError(f"push {push.step} of plan {push.plan} has chains longer than their leases")
         if push.tokens.astype(np.uint64).max() >= vocab_size:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has tokens outside the vocabulary")
@@ -239,14 +269,14 @@ class AheadPlan:
         A guess that was not told in time was not wrong: it says nothing about how good guesses are. Returns (trunk,
         branch) for each outcome that was foreseen.
         """
-        guessed = self._tokens[:, 0].tolist()
+        guessed, known = self._tokens[:, 0].tolist(), self._lookup
         true, guesses = [], []
         for trunk, kept, token in outcomes:
             whole = kept == len(self.trunks[trunk].chain.tokens)
             for branch in range(self._first_branches[trunk], self._first_branches[trunk + 1]):
-                if self._kept[branch] == kept and guessed[branch] != _NONE:
+                if known.kept[branch] == kept and guessed[branch] != _NONE:
                     right = guessed[branch] == token
-                    guesses.append(Guess(whole, self._ranks[branch], right))
+                    guesses.append(Guess(whole, known.ranks[branch], right))
                     if right:
                         true.append((trunk, branch))
         return true, guesses
@@ -258,7 +288,8 @@ class AheadPlan:
         """
         branches = [branch for _, branch in true]
         dists, width = self._dists_of(branches), self._tokens.shape[1] - 1
-        columns = (self._tokens, self._slot_starts, self._block_starts, self._block_ends)
+        known = self._lookup
+        columns = (self._tokens, known.slot_starts, known.block_starts, known.block_ends)
         rows = zip(true, *(column[branches].tolist() for column in columns), strict=True)
         tails: list[int] = []
         for place, ((index, branch), tokens, at, *own) in enumerate(rows):
@@ -266,11 +297,11 @@ class AheadPlan:
             if length == 0:
                 continue
             trunk = self.trunks[index]
-            state, end = trunk.state, trunk.base + self._kept[branch]
+            state, end = trunk.state, trunk.base + known.kept[branch]
             self._slots_left[at : at + length] = False
             slots = self._leased_slots[at : at + length].tolist()
             behind: int | None = None
-            if length < self._depths[branch]:  # it is on its way
+            if length < known.depths[branch]:  # it is on its way
                 behind = int(self._leased_slots[at + length])
                 self._slots_left[at + length] = False
             row = place * width

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 _FORGET = 0.998
@@ -63,6 +65,7 @@ class OutcomeOdds:
         self._corrections = [_Share(0.5 ** (rank + 1)) for rank in range(fan_out)]
         self._bonuses = [_Share(0.7), *(_Share(0.3 * 0.5**rank) for rank in range(1, fan_out + 1))]
         self._known: dict[int, list[Outcome]] = {}
+        self._expected: dict[int, float] = {}  # tokens kept, by depth
 
     def acceptance(self, position: int) -> float:
         """How often a draft at this chain position, from 0, is kept when those before it were."""
@@ -91,8 +94,9 @@ class OutcomeOdds:
             shares[rank].observe(times * right, times)
 
     def forget_plans(self) -> None:
-        """What was observed since counts from the next `likeliest` on."""
+        """What was observed since counts from the next `likeliest` and `expected_kept` on."""
         self._known.clear()
+        self._expected.clear()
 
     def likeliest(self, chain: int) -> list[Outcome]:
         """All outcomes of a chain of this length within the fan-out, most probable first."""
@@ -114,8 +118,8 @@ class OutcomeOdds:
 
     def expected_kept(self, depth: int) -> float:
         """Tokens that a chain of this depth is expected to have confirmed."""
-        total, reach = 0.0, 1.0
-        for position in range(depth):
-            reach *= self.acceptance(position)
-            total += reach
-        return total
+        known = self._expected.get(depth)
+        if known is None:
+            reaches = accumulate((self.acceptance(position) for position in range(depth)), mul)
+            known = self._expected[depth] = sum(reaches)
+        return known
