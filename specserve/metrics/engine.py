@@ -49,6 +49,7 @@ class EngineMetrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._board = Board(ENGINE_METRICS, {"model_name": model_name})
+        self._gauges: dict[tuple[str, ...], float] = {}
         self._slo = SloConfig() if slo is None else slo
         self._clock = clock
         self._told_s = clock()
@@ -335,10 +336,15 @@ class EngineMetrics:
         self._add("specserve_spec_decode_num_accepted_tokens_per_pos_total", kept, str(position))
 
     def _set(self, name: str, value: float, *values: str) -> None:
-        self._board.series(name, *values).set(value)
+        gauge = name, *values
+        if self._gauges.get(gauge) != value:  # most stand where they stood a round before
+            self._gauges[gauge] = value
+            self._board.series(name, *values).set(value)
 
     def _add(self, name: str, amount: float, *values: str) -> None:
-        self._board.series(name, *values).inc(amount)
+        series = self._board.series(name, *values)
+        if amount:
+            series.inc(amount)
 
     def _raise_to(self, name: str, total: float, *values: str) -> None:
         series = self._board.series(name, *values)
