@@ -43,6 +43,7 @@ class Activity:
         self._spans: deque[DeviceSpan] = deque(maxlen=_KEPT_SPANS)
         self.watch: Watch | None = None
         self._recent: dict[Role, deque[DeviceSpan]] = {"draft": deque(maxlen=16), "target": deque(maxlen=16)}
+        self._unbooked: list[Callable[[], None]] = []
 
     @property
     def spans(self) -> list[DeviceSpan]:
@@ -60,32 +61,32 @@ class Activity:
 
     def joined(self, role: Role) -> None:
         """From now on there is a worker of this role."""
-        self.settle()
+        self._settle()
         self._settled_s.setdefault(role, self._clock())
         self._away.discard(role)
 
     def left(self, role: Role) -> None:
         """The worker is gone, with what it was computing."""
-        self.settle()
+        self._settle()
         batch = self._sent.pop(role, None)
         if batch is not None:
-            self._metrics.waited(role, "away", self._clock() - batch[1])
+            self._wait(role, "away", self._clock() - batch[1])
         self._away.add(role)
 
     def idle(self, idle: bool) -> None:
         """Whether there is nothing to do for anybody."""
         if idle != self._idle:
-            self.settle()
+            self._settle()
             self._idle = idle
 
     def sent(self, role: Role, number: int, rows: int, positions: int, shares: Sequence[Share] = ()) -> None:
         """A batch left for a worker: fed positions and, for the target, drafted ones too. shares are its requests'."""
-        self.settle()
+        self._settle()
         self._sent[role] = (number, self._clock(), rows, positions, shares)
 
     def returned(self, role: Role, phases: Mapping[str, float]) -> None:
         """The worker answered; it computed for so many seconds in each phase."""
-        self.settle()
+        self._settle()
         batch = self._sent.pop(role, None)
         if batch is None:
             return
@@ -93,22 +94,37 @@ class Activity:
         now = self._clock()
         busy_s = min(sum(phases.values()), now - sent_s)
         span = DeviceSpan(role, number, sent_s, now, busy_s, rows, positions)
-        self._metrics.computed(role, phases, max(0.0, now - sent_s - sum(phases.values())))
+        wire_s = max(0.0, now - sent_s - sum(phases.values()))
+        self._unbooked.append(lambda: self._metrics.computed(role, phases, wire_s))
         self._spans.append(span)
         overlap_s = _shared(span, self._recent[_OTHER[role]])
         if overlap_s > 0:
-            self._metrics.overlapped(overlap_s)
+            self._unbooked.append(lambda: self._metrics.overlapped(overlap_s))
         self._recent[role].append(span)
         if self.watch is not None:
             self.watch(span, shares)
 
     def settle(self) -> None:
-        """Book the time since the last change."""
+        """Book all time up to now."""
+        self._settle()
+        self.book()
+
+    def book(self) -> None:
+        """Tell the metrics what was put off until there is time for it."""
+        unbooked, self._unbooked = self._unbooked, []
+        for book in unbooked:
+            book()
+
+    def _wait(self, role: Role, reason: str, seconds: float) -> None:
+        self._unbooked.append(lambda: self._metrics.waited(role, reason, seconds))
+
+    def _settle(self) -> None:
+        """Divide the time since the last change."""
         now = self._clock()
         for role, since_s in self._settled_s.items():
             reason = self._reason(role)
             if reason is not None:
-                self._metrics.waited(role, reason, now - since_s)
+                self._wait(role, reason, now - since_s)
             self._settled_s[role] = now
 
     def _reason(self, role: Role) -> str | None:

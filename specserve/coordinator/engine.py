@@ -567,6 +567,7 @@ class Engine:
         """
         booked = self._outbox.book()
         self._outbox.hand_over(self._sink)
+        self.activity.book()
         if self._traces is not None:
             self._traces.write()
         if self._dead is None:

@@ -26,12 +26,14 @@ class Scene:
 
     def booked(self, role: str) -> dict[str, float]:
         """Seconds by what they went into, without zeros."""
+        self.activity.book()
         pattern = rf'specserve_worker_(?:busy|wait)_seconds_total{{.*role="{role}".*}}'
         lines = [line for line in self.metrics.render().splitlines() if re.match(pattern, line)]
         found = {re.search('(?:phase|reason)="(.*?)"', line)[1]: float(line.split()[-1]) for line in lines}
         return {name: pytest.approx(value) for name, value in found.items() if value}
 
     def overlap(self) -> float:
+        self.activity.book()
         (line,) = [x for x in self.metrics.render().splitlines() if x.startswith("specserve_overlap_seconds_total")]
         return float(line.split()[-1])
 
