@@ -19,6 +19,7 @@ from specserve import logs
 from specserve.cluster.giving_way import giving_way
 from specserve.cluster.link import Echo, EchoAddress, Link, measure
 from specserve.cluster.placement import DRAFT, TARGET
+from specserve.cluster.prompt import prompt
 from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
 from specserve.config import EngineConfig
@@ -228,10 +229,14 @@ class WorkerActor:
 
 
 class VerifierActor(WorkerActor):
-    """The target model."""
+    """The target model, whose device is idle while its thread waits for a core."""
 
     def __init__(self, config_tree: dict[str, Any], rank: int = 0) -> None:
         super().__init__("target", config_tree, rank)
+
+    def _session_of(self, worker: Worker, coordinator: Address, life: int) -> WorkerSession:
+        with prompt():
+            return super()._session_of(worker, coordinator, life)
 
 
 class DraftActor(WorkerActor):

@@ -17,6 +17,7 @@ from specserve.cluster.actors import node_address
 from specserve.cluster.ingress_line import IngressLine, Welcome
 from specserve.cluster.link import Echo, EchoAddress
 from specserve.cluster.placement import DRAFT, TARGET
+from specserve.cluster.prompt import prompt
 from specserve.cluster.ray_channel import RayChannel
 from specserve.coordinator.engine import Engine
 from specserve.coordinator.ingresses import Ingresses
@@ -128,7 +129,8 @@ class CoordinatorActor:
         with made_to_last():
             engine = self._make_engine(target, draft)
         loop = Loop(engine, self._mailbox, self._ingresses)
-        loop.start()
+        with prompt():
+            loop.start()
         self._engine, self._loop, self._engine_name = engine, loop, uuid.uuid4().hex
         self._card = self._make_card(target.info, draft)
         return self._card
