@@ -98,6 +98,12 @@ class ModelConfig(Section):
         description="memory for KV pages, of each process, when kv_blocks is None; None takes most of what a GPU has "
         "free, and on a CPU at most 1 GiB for the target and half of that for a draft",
     )
+    graphs: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="record the usual steps at start and replay them, each at one launch instead of hundreds: CUDA "
+        "graphs, which auto takes on a GPU where the model lets it; on a CPU `on` runs the same padded steps and gains "
+        "nothing",
+    )
     allow_pickle_weights: bool = Field(False, description="also accept .bin/.pt weights (read with weights_only)")
     trust_remote_code: bool = Field(False, description="run Python code that ships with the model folder")
     emulated: EmulatedConfig = Field(default_factory=EmulatedConfig)

@@ -274,9 +274,8 @@ class WorkerInfo:
 
     rules are those that a verifier judges by, each with whether it is lossless. Workers of the same place share their
     hardware. positional: its blocks hold all that it keeps of a request, so that another request may go on from them.
-    memory holds bytes on its device by what they are for (weights, kv, logits, slots), and how many were free beside
-    the weights; nothing for emulated devices.
-    quantization is that of its weights.
+    memory holds bytes on its device by what they are for (weights, kv, logits, slots, graphs), and how many were free
+    beside the weights; nothing for emulated devices. quantization is that of its weights.
     reads_hidden: a draft goes on from the target's hidden states, so only from a verdict. drafts: a target drafts
     itself what follows its verdicts. process names the process that holds the model; another one never has its name.
     """

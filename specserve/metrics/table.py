@@ -80,7 +80,7 @@ STEP_RESULTS = ("in_time", "late", "refused")
 WAITS = ("peer", "wire", "coordinator", "idle", "away")
 """peer: the other worker; wire: a message under way; coordinator: its turn; idle: no request; away: no worker."""
 LOST_BY = get_args(LostBy)
-MEMORY_USES = ("weights", "kv", "logits", "slots", "free")
+MEMORY_USES = ("weights", "kv", "logits", "slots", "graphs", "free")
 """free: what the device had beside the weights before the rest was allocated."""
 SLOT_STATES = ("free", "drafting", "drafted", "verifying")
 SLOS = ("ttft", "tpot", "e2e", "all")

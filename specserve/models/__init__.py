@@ -7,7 +7,7 @@ parts, not choices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
+
+    from specserve.models._step_shapes import StepShape
 
 NOT_CHOICES = frozenset({"loading", "threads", "trained_draft", "vocabulary"})
 
@@ -221,6 +223,31 @@ class HoldsTrees(Protocol):
 
     def move(self, moves: Sequence[Move]) -> None:
         """Put the kept paths of trees in order. No position is moved upwards; rows share none of these positions."""
+        ...
+
+
+@runtime_checkable
+class RecordsSteps(Protocol):
+    """A backend that can record its usual steps once and replay them; see `_step_shapes` for which."""
+
+    def plan_steps(self, shapes: Sequence[StepShape]) -> None:
+        """Before `allocate`: these steps are to be recorded."""
+        ...
+
+    @property
+    def planned_steps(self) -> int:
+        """How many there are to record."""
+        ...
+
+    def step_bytes(self, block_tokens: int) -> int:
+        """What the planned steps will take on the device, about; 0 where none are planned."""
+        ...
+
+    def record_steps(self) -> Iterator[StepShape]:
+        """Behind `allocate`: record what is planned, and yield each step done; once all are, `forward` replays them.
+
+        Raises RuntimeError where one cannot be recorded.
+        """
         ...
 
 

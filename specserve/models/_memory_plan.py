@@ -1,4 +1,5 @@
-"""What a worker will hold on its device, planned before it holds it: weights, KV pages, logits, draft slots.
+"""What a worker will hold on its device, planned before it holds it: weights, KV pages, logits, draft slots, recorded
+steps.
 
 On a GPU the KV takes what is left unless it is given a size; on a CPU, whose memory everybody shares, a modest part.
 What can never fit is refused with the numbers, before weights are read where their sizes already tell.
@@ -26,7 +27,7 @@ _LOGITS_COPIES = 3
 
 _GPU_SHARE = {"target": 0.7, "draft": 0.9}
 """Of what is free once the weights are there. Target and draft may share a card, where the target loads first; the
-rest is for activations, graphs and the allocator's gaps. Who knows better sets kv_memory_gib."""
+rest is for activations and the allocator's gaps. Who knows better sets kv_memory_gib."""
 
 _CPU_SHARE = 0.25
 _CPU_MOST = {"target": 1 << 30, "draft": 1 << 29}
@@ -40,30 +41,40 @@ class MemoryPlan:
     weights: int
     logits: int
     slots: int
+    graphs: int = 0
+
+    @property
+    def beside_kv(self) -> int:
+        """What is taken besides weights and KV."""
+        return self.logits + self.slots + self.graphs
 
     def kv_room(self, role: Role, device: torch.device) -> int:
         """Bytes for KV where the configuration names neither blocks nor memory."""
-        left = max(0, self.free - self.logits - self.slots)
+        left = max(0, self.free - self.beside_kv)
         if device.type == "cpu":
             return min(_CPU_MOST[role], int(_CPU_SHARE * left))
         return int(_GPU_SHARE[role] * left)
 
     def with_kv(self, kv: int, role: Role, device: torch.device) -> Mapping[str, int]:
-        """Bytes by what they are for. Raises ConfigError where KV, logits and slots exceed what is free."""
-        wanted = kv + self.logits + self.slots
+        """Bytes by what they are for. Raises ConfigError where KV and what is beside it exceed what is free."""
+        wanted = kv + self.beside_kv
         if wanted > self.free:
             raise ConfigError(
                 f"{_of(role)} wants {told(wanted)} beside its weights ({told(kv)} KV, {told(self.logits)} logits, "
-                f"{told(self.slots)} draft slots), and {device} has {told(self.free)} free; lower its kv_memory_gib or "
-                f"kv_blocks, engine.max_batch_tokens, or the context_length"
+                f"{told(self.slots)} draft slots, {told(self.graphs)} recorded steps), and {device} has "
+                f"{told(self.free)} free; lower its kv_memory_gib or kv_blocks, engine.max_batch_tokens, or the "
+                f"context_length"
             )
-        return {"weights": self.weights, "kv": kv, "logits": self.logits, "slots": self.slots, "free": self.free}
+        uses = {"weights": self.weights, "kv": kv, "logits": self.logits, "slots": self.slots, "graphs": self.graphs}
+        return uses | {"free": self.free}
 
 
-def plan(engine: EngineConfig, vocab_size: int, device: torch.device, weights: int, slots: int) -> MemoryPlan:
-    """What a loaded model needs beside its KV. weights and slots are bytes."""
+def plan(
+    engine: EngineConfig, vocab_size: int, device: torch.device, weights: int, slots: int, graphs: int = 0
+) -> MemoryPlan:
+    """What a loaded model needs beside its KV. weights, slots and graphs are bytes."""
     logits = _LOGITS_COPIES * 4 * engine.max_batch_tokens * vocab_size
-    return MemoryPlan(free_bytes(device), weights, logits, slots)
+    return MemoryPlan(free_bytes(device), weights, logits, slots, graphs)
 
 
 def slot_bytes(draft: DraftConfig, engine: EngineConfig, vocab_size: int) -> int:
@@ -161,6 +172,8 @@ def line(memory: Mapping[str, int], quantization: str = "none") -> str:
         return "emulated, no memory to speak of"
     weights = "weights" if quantization == "none" else f"{quantization} weights"
     uses = {"weights": weights, "kv": "kv", "logits": "logits", "slots": "slots"}
+    if memory.get("graphs"):
+        uses["graphs"] = "recorded steps"
     parts = ", ".join(f"{told(memory[use])} {name}" for use, name in uses.items())
     return f"{parts}; {told(memory['free'])} were free beside the weights"
 

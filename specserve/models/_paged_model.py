@@ -79,6 +79,8 @@ class AttentionModel(PagedModel[Pages]):
     """A `PagedModel` whose layers keep keys and values. `_layouts`, by layer, is found out by who inherits."""
 
     _layouts: dict[int, LayerLayout]
+    _spare_blocks = 0
+    """Behind those that are given out, for what recorded steps write as padding."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, context_length: int) -> None:
         super().__init__(device, context_length)
@@ -91,7 +93,7 @@ class AttentionModel(PagedModel[Pages]):
     def allocate(self, blocks: int, block_tokens: int) -> None:
         """Make the KV pages. Raises ConfigError when the device has no room for them."""
         try:
-            self._pages = Pages(self._layouts, blocks, block_tokens, self._device)
+            self._pages = Pages(self._layouts, blocks + self._spare_blocks, block_tokens, self._device)
         except RuntimeError as error:
             size = blocks * self.bytes_per_block(block_tokens) / 2**30
             raise ConfigError(f"no room for {size:.2f} GiB of KV pages on {self._device}: {error}") from None

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from specserve.models import Move
 from specserve.models._large_pages import prefer
-from specserve.models._row_groups import RaggedPlan, RowGroup
+from specserve.models._row_groups import AttentionPlan, RowGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Pages:
 class PagedStep:
     """One forward's view of the pages: what the attention function gets as `paged`."""
 
-    def __init__(self, pages: Pages, plan: RaggedPlan) -> None:
+    def __init__(self, pages: Pages, plan: AttentionPlan) -> None:
         self._pages = pages
         self._plan = plan
 
@@ -130,7 +130,7 @@ def attend_pages(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    plan: RaggedPlan,
+    plan: AttentionPlan,
     window: int | None,
     scores: Scoring,
 ) -> torch.Tensor:

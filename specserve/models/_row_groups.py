@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,19 @@ class RowGroup:
     tokens: torch.Tensor
     slots: torch.Tensor | slice
     mask: torch.Tensor | None
+
+
+class AttentionPlan(Protocol):
+    """What a forward's attention has to know. `new_slots` int64 [T]: where the batch's own keys and values go."""
+
+    @property
+    def new_slots(self) -> torch.Tensor:
+        """See the class."""
+        ...
+
+    def groups(self, window: int | None, fold: int) -> list[RowGroup]:
+        """The attention calls for layers with this window (positions) and `fold` query heads per key head."""
+        ...
 
 
 class RaggedPlan:

@@ -15,7 +15,7 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, NoRowStates, _int8, _memory_plan, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _int8, _memory_plan, _recording, loading, vocabulary
 from specserve.models._ranks import RankGroup
 from specserve.types import WorkerInfo
 
@@ -37,7 +37,7 @@ def load_backend(
     as the one with the least room has. Rank 0's part speaks for all. attach gives the model, read from a folder, what
     is to be served together with it.
     Raises ConfigError for a model that cannot be loaded, that has no room for itself or for one full context, or, as a
-    target, that cannot be batch-invariant where the engine is to be.
+    target, that cannot be batch-invariant where the engine is to be, or whose steps cannot be recorded with graphs on.
     """
     began = perf_counter()
     loading.apply_threads(config.threads)
@@ -60,7 +60,10 @@ def load_backend(
     invariant = role == "target" and engine.batch_invariant
     if invariant:
         backend.make_batch_invariant()
-    plan = _memory_plan.plan(engine, backend.vocab_size, backend.device, weights, slot_bytes(backend.vocab_size))
+    recording = _recording.plan(backend, config, role, engine, ranks)
+    graphs = 0 if recording is None else recording.step_bytes(engine.block_tokens)
+    slots = slot_bytes(backend.vocab_size)
+    plan = _memory_plan.plan(engine, backend.vocab_size, backend.device, weights, slots, graphs)
     room = _least(plan.kv_room(role, backend.device), ranks)
     blocks = loading.derive_blocks(config, backend, engine.block_tokens, engine.max_requests, room)
     memory: Mapping[str, int] = {}
@@ -68,6 +71,8 @@ def load_backend(
         memory = plan.with_kv(blocks * backend.bytes_per_block(engine.block_tokens), role, backend.device)
     backend.allocate(blocks, engine.block_tokens)
     backend.states.reserve(engine.max_requests)
+    if recording is not None:
+        _recording.record(recording, role, config)
     if invariant:
         from specserve.models import _invariance
 

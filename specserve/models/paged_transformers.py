@@ -3,13 +3,14 @@
 The model's own modules run unchanged on flat tokens [1, T] without padding; one attention function keeps keys and
 values in pages and knows the rows (block tables as in PagedAttention, Kwon et al. 2023). Logits are computed for
 the wanted tokens only. On a CPU the Llama kind has shorter ways through the same weights (`_native_decoder`, and
-without a compiler `_flat_decoder`).
+without a compiler `_flat_decoder`). On a GPU the usual steps are recorded and replayed (`_step_graphs`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ from specserve.models._native_decoder import Anatomy, NativeDecoder
 from specserve.models._observer import Observer
 from specserve.models._paged_model import AttentionModel
 from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
+from specserve.models._recorder import CudaRecorder, PlainRecorder, Recorder
 from specserve.models._row_groups import RaggedPlan
+from specserve.models._step_graphs import StepGraphs, graph_bytes
+from specserve.models._step_shapes import StepShape
+
+log = logging.getLogger(__name__)
 
 
 def build(config: ModelConfig, folder: Path) -> PagedTransformers:
@@ -59,6 +65,8 @@ class PagedTransformers(AttentionModel):
         self._native = None if self._flat is None else NativeDecoder.of(_anatomy(model, self._layouts))
         self._invariant = False
         self._observer: Observer | None = None
+        self._planned: tuple[StepShape, ...] = ()
+        self._graphs: StepGraphs | None = None
 
     @property
     def model(self) -> Any:
@@ -70,6 +78,57 @@ class PagedTransformers(AttentionModel):
         super().allocate(blocks, block_tokens)
         if self._native is not None:
             self._native.bind(self.pages)
+
+    def plan_steps(self, shapes: Sequence[StepShape]) -> None:
+        """See `RecordsSteps`."""
+        self._planned = tuple(shapes)
+        self._spare_blocks = 1 if shapes else 0
+
+    @property
+    def planned_steps(self) -> int:
+        """See `RecordsSteps`."""
+        return len(self._planned)
+
+    def step_bytes(self, block_tokens: int) -> int:
+        """See `RecordsSteps`."""
+        if not self._planned:
+            return 0
+        config = self._model.config
+        return graph_bytes(
+            self._planned,
+            self._layouts.values(),
+            block_tokens,
+            vocab_size=self._vocab_size,
+            heads=config.num_attention_heads,
+            width=max(config.hidden_size, getattr(config, "intermediate_size", None) or 0),
+            itemsize=self._dtype.itemsize,
+        )
+
+    def record_steps(self) -> Iterator[StepShape]:
+        """See `RecordsSteps`."""
+        yield from self.record_with(CudaRecorder(self._device) if self._device.type == "cuda" else PlainRecorder())
+
+    def record_with(self, recorder: Recorder) -> Iterator[StepShape]:
+        """`record_steps` by a way of one's own."""
+        pages = self.pages
+        spare = next(iter(pages.keys.values())).shape[0] // pages.block_tokens - 1
+        graphs = StepGraphs(
+            self._compute,
+            pages,
+            self._planned,
+            recorder,
+            vocab_size=self._vocab_size,
+            null_block=spare,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        yield from graphs.record()
+        self._graphs = graphs
+
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """The recorded steps, once there are any."""
+        return self._graphs
 
     def move(self, moves: Sequence[Move]) -> None:
         """See `HoldsTrees`."""
@@ -89,6 +148,9 @@ class PagedTransformers(AttentionModel):
 
     def observe(self, layers: Sequence[int]) -> None:
         """See `ShowsHidden`."""
+        if self._graphs is not None:
+            log.warning("hidden states are read of this model, which recorded steps do not show; they are not used")
+            self._graphs = None
         if self._native is not None:
             self._native.observe(layers)
             return
@@ -106,6 +168,9 @@ class PagedTransformers(AttentionModel):
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
+        replayed = None if self._graphs is None else self._graphs.run(batch)
+        if replayed is not None:
+            return replayed
         if self._native is not None:
             return self._native.run(batch)
         run = self._run if self._flat is None else self._flat.run
@@ -117,11 +182,18 @@ class PagedTransformers(AttentionModel):
         return PagedStep(pages, RaggedPlan(batch, pages.block_tokens, self._dtype, self._device))
 
     def _run(self, tokens: Any, positions: Any, wanted: Any, store: _attention.KeyValueStore) -> torch.Tensor:
+        there = [torch.from_numpy(each).to(self._device) for each in (tokens, positions, wanted)]
+        return self._compute(there[0], there[1], there[2], store)
+
+    def _compute(
+        self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, store: _attention.KeyValueStore
+    ) -> torch.Tensor:
+        """The model's own way, all on its device; float32 logits [m, V]."""
         output = self._model(
-            input_ids=torch.from_numpy(tokens).to(self._device)[None],
-            position_ids=torch.from_numpy(positions).to(self._device)[None],
+            input_ids=tokens[None],
+            position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=torch.from_numpy(wanted).to(self._device),
+            logits_to_keep=wanted,
             paged=store,
         )
         logits: torch.Tensor = output.logits[0].float()

@@ -88,5 +88,6 @@ def test_the_plan_is_told_in_one_line():
     assert (
         told == "16.0 GiB weights, 40.0 GiB kv, 100.0 MiB logits, 0.0 MiB slots; 60.0 GiB were free beside the weights"
     )
+    assert "0.0 MiB slots, 1.5 GiB recorded steps; 60" in _memory_plan.line(memory | {"graphs": 3 * GIB // 2})
     assert "16.0 GiB int8 weights, 40" in _memory_plan.line(memory, "int8")
     assert "emulated" in _memory_plan.line({})

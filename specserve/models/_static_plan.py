@@ -1,0 +1,117 @@
+"""The index tensors of a recorded step, made by the device from what it was handed: shapes never change.
+
+What `RaggedPlan` works out on the host for each batch, padding included, this works out in the step itself: it may
+neither look at a value nor at the host, so it may be recorded once and replayed on other values in the same place.
+
+Padding never reaches a result. A padded token stands at its row's last position and writes to the null block, which
+belongs to nobody; a padded row has no tokens and reads the null block only; a padded key repeats the row's last one,
+behind a mask. So nothing that a row reads was written by another one, whatever it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specserve.models import RaggedBatch
+from specserve.models._row_groups import RowGroup
+from specserve.models._step_shapes import StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class StaticInputs:
+    """A recorded step's batch, as views of one flat int64 buffer, on the device or on the host.
+
+    tokens [rows, queries]; starts [rows], each row's first position; lengths [rows], 0 for a padded row; tables
+    [rows, width]; wanted [rows · shown], indices into the flat padded tokens.
+    """
+
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    tables: torch.Tensor
+    wanted: torch.Tensor
+
+    @staticmethod
+    def size(shape: StepShape, block_tokens: int) -> int:
+        """Elements of the buffer."""
+        return sum(_sizes(shape, block_tokens))
+
+    @staticmethod
+    def within(buffer: torch.Tensor, shape: StepShape, block_tokens: int) -> StaticInputs:
+        """The views for this shape, from the beginning of a buffer that may be longer."""
+        sizes = _sizes(shape, block_tokens)
+        tokens, starts, lengths, tables, wanted = torch.split(buffer[: sum(sizes)], sizes)
+        return StaticInputs(tokens.view(shape.rows, -1), starts, lengths, tables.view(shape.rows, -1), wanted)
+
+    def fill(self, batch: RaggedBatch, null_block: int) -> None:
+        """Write a batch that fits, and padding where it has nothing. On the host only."""
+        tokens, starts, lengths, tables, wanted = (
+            view.numpy() for view in (self.tokens, self.starts, self.lengths, self.tables, self.wanted)
+        )
+        rows, queries = len(batch.offsets) - 1, tokens.shape[1]
+        owners = np.repeat(np.arange(rows), np.diff(batch.offsets))
+        flat = owners * queries + np.arange(len(batch.tokens)) - batch.offsets[owners]  # where each token goes
+        tokens.fill(0)
+        tokens.reshape(-1)[flat] = batch.tokens
+        starts[:rows], starts[rows:] = batch.positions[batch.offsets[:-1]], 0
+        lengths[:rows], lengths[rows:] = np.diff(batch.offsets), 0
+        width = min(tables.shape[1], batch.tables.shape[1])
+        tables.fill(null_block)
+        tables[:rows, :width] = batch.tables[:, :width]
+        wanted.fill(0)
+        wanted[: len(batch.wanted)] = flat[batch.wanted]
+
+
+def _sizes(shape: StepShape, block_tokens: int) -> list[int]:
+    return [shape.positions, shape.rows, shape.rows, shape.rows * shape.width(block_tokens), shape.logits]
+
+
+class StaticPlan:
+    """An `AttentionPlan` for inputs on the device. positions int64 [T] of the flat padded tokens.
+
+    null_slot is where padded tokens write. dtype is that of masks.
+    """
+
+    def __init__(
+        self, shape: StepShape, inputs: StaticInputs, block_tokens: int, null_slot: int, dtype: torch.dtype
+    ) -> None:
+        self._shape = shape
+        self._tables = inputs.tables
+        self._block_tokens = block_tokens
+        self._dtype = dtype
+        self._device = inputs.tokens.device
+        self._groups: dict[tuple[int | None, int], list[RowGroup]] = {}
+        within = torch.arange(shape.queries, device=self._device)
+        last = (inputs.starts + inputs.lengths - 1).clamp(min=0)[:, None]
+        self._queries = torch.minimum(inputs.starts[:, None] + within, last)
+        self._keys = torch.arange(shape.keys, device=self._device)
+        self._read = self._slots_of(torch.minimum(self._keys, last)).view(-1)
+        own = self._slots_of(self._queries)
+        self.new_slots = own.masked_fill_(within >= inputs.lengths[:, None], null_slot).view(-1)
+        self.positions = self._queries.view(-1)
+
+    def groups(self, window: int | None, fold: int) -> list[RowGroup]:
+        """See `AttentionPlan`: all rows share one call."""
+        known = self._groups.get((window, fold))
+        if known is None:
+            shape = self._shape
+            mask = self._mask(window, fold)
+            known = [RowGroup(shape.rows, shape.queries, shape.keys, None, None, self.new_slots, self._read, mask)]
+            self._groups[window, fold] = known
+        return known
+
+    def _mask(self, window: int | None, fold: int) -> torch.Tensor:
+        queries = self._queries[:, :, None]
+        hidden = self._keys > queries
+        if window is not None:
+            hidden = hidden | (self._keys <= queries - window)
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
+        return mask.repeat(1, fold, 1)[:, None]
+
+    def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """int64 like positions [rows, m]: where each is kept."""
+        blocks = self._tables.gather(1, positions // self._block_tokens)
+        return blocks * self._block_tokens + positions % self._block_tokens
