@@ -2,7 +2,8 @@
 
 Random weights in the shapes of a published pair, so nothing is downloaded; acceptance is made up by the rule
 `synthetic`. Steps are timed against the device's own copy bandwidth: a step of few rows has to read every weight once,
-and cannot take less time than that (Williams et al., "Roofline", 2009). Draft and target share the device, each on a
+and cannot take less time than that (Williams et al., "Roofline", 2009). Each is timed eagerly and then as it is served,
+recorded, where it can be. Draft and target share the device, each on a
 stream of its own. With `--shape tiny` the same runs on a CPU in seconds, and says nothing about speed.
 """
 
@@ -18,15 +19,16 @@ from statistics import median
 import numpy as np
 import torch
 
-from specserve.bench.gpu_checks import BLOCK_TOKENS, checks
+from specserve.bench.gpu_checks import BLOCK_TOKENS, checks, row
 from specserve.bench.report import Row
-from specserve.config import Config, parse
+from specserve.config import Config, EngineConfig, parse
 from specserve.drafting.small_model import SmallModel
 from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import SparseDists, Workspace
 from specserve.errors import ConfigError
 from specserve.local import LocalEngine, Parts
 from specserve.models import emulated, loading
+from specserve.models._step_shapes import StepShape, by_cost, planned
 from specserve.models._stretches import Stretch, ragged
 from specserve.models.paged_transformers import PagedTransformers
 from specserve.text import Tokenizer
@@ -94,9 +96,14 @@ def measure(options: Options, progress: Progress) -> Report:
     progress(f"random weights in the shape {options.shape}")
     dtype = getattr(torch, options.dtype)
     models = {role: _Model.random(shape, dtype, device) for role, shape in SHAPES[options.shape].items()}
-    for model in models.values():
+    for role, model in models.items():
+        model.backend.plan_steps(_recorded(role, options))
         model.backend.allocate(_blocks(options), BLOCK_TOKENS)
-    steps = list(_steps(models, options, progress))
+    copied = copy_gb_per_s(device, 1 << (30 if device.type == "cuda" else 24), options.repeats)
+    steps = [_step("copy", 0, 0, None, copied, None), *_steps(models, options, copied, progress, "")]
+    for role, model in models.items():
+        facts += _record(role, model, progress)
+    steps += _steps(models, options, copied, progress, ", recorded")
     return Report(facts, steps, [row for mode in _MODES for row in _pipeline(models, mode, options, progress)])
 
 
@@ -129,21 +136,58 @@ def _blocks(options: Options) -> int:
 # ---- steps --------------------------------------------------------------------------------------------------
 
 
-def _steps(models: dict[Role, _Model], options: Options, progress: Progress) -> Iterator[Row]:
-    """A draft step, plain decoding, and verifications, over rows and depths."""
+def _recorded(role: Role, options: Options) -> tuple[StepShape, ...]:
+    """The steps that an engine would record for these rows and depths, up to the context that is measured."""
+    reached = options.context + max(options.depths) + options.max_tokens + 1
+    keys = 256 << ((reached - 1) // 256).bit_length()
+    rows = max(options.rows)
+    engines = [EngineConfig(depth=each, max_requests=rows, max_batch_tokens=512 + 8 * rows) for each in options.depths]
+    return by_cost({shape for engine in engines for shape in planned(role, engine, keys)})
+
+
+def _record(role: Role, model: _Model, progress: Progress) -> Iterator[Row]:
+    """Record a model's steps: whether that works and, on a GPU, whether they take no more memory than was planned.
+
+    A model whose steps cannot be recorded goes on without.
+    """
+    backend, steps = model.backend, model.backend.planned_steps
+    planned_size, free = backend.step_bytes(BLOCK_TOKENS), _free(backend.device)
+    began, done, wrong = time.perf_counter(), 0, ""
+    try:
+        for done, _ in enumerate(backend.record_steps(), 1):
+            if done % 16 == 0 or done == steps:
+                progress(f"recording the {role}'s steps, {done} of {steps}")
+    except RuntimeError as error:
+        wrong = f": {error}"
+    yield row(f"steps of the {role} that were recorded, of {steps}{wrong}", done, done == steps)
+    yield row(f"ms to record each step of the {role}", 1000 * (time.perf_counter() - began) / steps, not wrong)
+    if backend.device.type == "cuda":
+        taken = free - _free(backend.device)
+        yield row(
+            f"memory of the {role}'s recorded steps, of what is planned", taken / planned_size, taken <= planned_size
+        )
+
+
+def _free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def _steps(models: dict[Role, _Model], options: Options, copied: float, progress: Progress, how: str) -> Iterator[Row]:
+    """A draft step, plain decoding, and verifications, over rows and depths.
+
+    copied: gigabytes that a copy moves per second. how stands behind each step's name.
+    """
     device = models["target"].backend.device
-    copied = copy_gb_per_s(device, 1 << (30 if device.type == "cuda" else 24), options.repeats)
-    yield _step("copy", 0, 0, None, copied, None)
     cases: list[tuple[str, Role, int]] = [("draft step", "draft", 1), ("plain decode", "target", 1)]
     cases += [(f"verify depth {depth}", "target", depth + 1) for depth in options.depths]
     for name, role, positions in cases:
         for rows in options.rows:
-            progress(f"{name}, {rows} rows")
+            progress(f"{name}{how}, {rows} rows")
             seconds = _timed(
                 partial(_forward, models[role].backend, rows, positions, options.context), device, options.repeats
             )
             read = models[role].weight_bytes / seconds / 1e9
-            yield _step(name, rows, rows * positions, 1000 * seconds, read, 2 * read / copied)
+            yield _step(name + how, rows, rows * positions, 1000 * seconds, read, 2 * read / copied)
 
 
 def _step(case: str, rows: int, positions: int, ms: float | None, gb_per_s: float, share: float | None) -> Row:

@@ -1,7 +1,8 @@
 """What must hold on a device before its times mean anything: the same tokens as on the CPU, and rules with their law.
 
-The CPU's results are what the tests prove; here the same functions run on both, and on the device rules are also
-enumerated: every drafted token, and a grid over both of a rule's uniform numbers, weighed by their probabilities.
+The CPU's results are what the tests prove; here the same functions run on both, recorded steps say what eager ones say,
+and on the device rules are also enumerated: every drafted token, and a grid over both of a rule's uniform numbers,
+weighed by their probabilities.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from specserve.bench.report import Row
 from specserve.config import EngineConfig
-from specserve.models import Backend
+from specserve.models._step_shapes import planned
 from specserve.models._stretches import Stretch, ragged
 from specserve.models.paged_transformers import PagedTransformers
 from specserve.sampling.noise import token_keys, token_words
@@ -24,7 +25,7 @@ from specserve.verification._draft_rows import DraftRows
 
 BLOCK_TOKENS = 16
 
-_PROMPTS = (5, 33, 64, 1)
+_PROMPTS = (5, 33, 64, 1, 17)
 _STEPS = 24
 _ROWS, _DEPTH, _VOCAB = 512, 4, 64
 _GRID = 200
@@ -40,6 +41,7 @@ def checks(device: torch.device, made: Made) -> Iterator[Row]:
     yield from _same_answers(device, made)
     wrong = differing_noise(device)
     yield row("noise: integers that are not the documented ones", wrong, wrong == 0)
+    yield from _same_recorded(device, made)
     for name, judge in judges_of(EngineConfig()).items():
         differing = _differing(judge, device)
         yield row(f"rule {name}: decisions as on the CPU", differing, differing == 0)
@@ -68,7 +70,7 @@ def differing_noise(device: torch.device) -> int:
 
 def _same_answers(device: torch.device, made: Made) -> Iterator[Row]:
     """Greedy tokens of rows of different lengths, and how far their logits are apart."""
-    answers = [greedy(made(where), _PROMPTS, _STEPS) for where in (device, torch.device("cpu"))]
+    answers = [greedy(_with_pages(made(where)), _PROMPTS, _STEPS) for where in (device, torch.device("cpu"))]
     (tokens, logits), (expected, reference) = answers
     differing = int((tokens != expected).sum())
     apart = float((logits - reference).abs().max())
@@ -76,11 +78,60 @@ def _same_answers(device: torch.device, made: Made) -> Iterator[Row]:
     yield row("largest difference of logits", apart, apart < 1e-2)
 
 
-def greedy(backend: Backend, prompts: tuple[int, ...], steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens int64 [steps, rows] and logits float32 [steps, rows, V], on the CPU, after made-up prompts of so many."""
+def _same_recorded(device: torch.device, made: Made) -> Iterator[Row]:
+    """Greedy tokens of recorded and of eager steps, one at a time, and then all read again as verifications."""
+    recorded, eager = made(device), _with_pages(made(device))
+    engine = EngineConfig(depth=_DEPTH, max_requests=8)  # so that batches are padded
+    recorded.plan_steps(planned("target", engine, 4 * BLOCK_TOKENS * -(-(max(_PROMPTS) + _STEPS) // BLOCK_TOKENS)))
+    _with_pages(recorded)
+    try:
+        for _ in recorded.record_steps():
+            pass
+    except RuntimeError as error:
+        yield row(f"steps are recorded: {error}", 0, False)
+        return
+    answers = [greedy(backend, _PROMPTS, _STEPS) for backend in (recorded, eager)]
+    tokens = answers[1][0]
+    differing = int((answers[0][0] != tokens).sum())
+    yield row("greedy tokens of recorded steps as of eager ones, float32", differing, differing == 0)
+    decoded = float((answers[0][1] - answers[1][1]).abs().max())
+    yield row("largest difference of logits, decoding", decoded, decoded < 1e-3)
+    verified = [_verified(backend, tokens) for backend in (recorded, eager)]
+    apart = float((verified[0] - verified[1]).abs().max())
+    yield row("largest difference of logits, verifying", apart, apart < 1e-3)
+    replayed = 0 if recorded.graphs is None else recorded.graphs.replayed
+    expected = _STEPS - 1 + _STEPS // (_DEPTH + 1)
+    yield row("steps replayed", replayed, replayed == expected)
+
+
+def _verified(backend: PagedTransformers, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [m, V], on the CPU, of greedy tokens [steps, rows] read again, some at once, behind the same prompts."""
+    tables, shown = _tables(_PROMPTS, _STEPS), []
+    for first in range(0, len(tokens) - _DEPTH, _DEPTH + 1):
+        read = tokens[first : first + _DEPTH + 1].T.numpy()
+        rows = [
+            Stretch(length + first, feed, table, len(feed))
+            for length, feed, table in zip(_PROMPTS, read, tables, strict=True)
+        ]
+        shown.append(backend.forward(ragged(rows)).cpu())
+    return torch.cat(shown)
+
+
+def _with_pages(backend: PagedTransformers) -> PagedTransformers:
+    """The same one, with KV for the prompts and steps of these checks."""
+    backend.allocate(_tables(_PROMPTS, _STEPS).size, BLOCK_TOKENS)
+    return backend
+
+
+def _tables(prompts: tuple[int, ...], steps: int) -> npt.NDArray[np.int32]:
+    """Block tables int32 [rows, width], each block once."""
     longest = -(-(max(prompts) + steps) // BLOCK_TOKENS)
-    backend.allocate(longest * len(prompts), BLOCK_TOKENS)
-    tables = np.arange(longest * len(prompts), dtype=np.int32).reshape(len(prompts), -1)
+    return np.arange(longest * len(prompts), dtype=np.int32).reshape(len(prompts), -1)
+
+
+def greedy(backend: PagedTransformers, prompts: tuple[int, ...], steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens int64 [steps, rows] and logits float32 [steps, rows, V], on the CPU, after made-up prompts of so many."""
+    tables = _tables(prompts, steps)
     chance = np.random.default_rng(0)
     read = [chance.integers(3, backend.vocab_size, length) for length in prompts]
     starts, tokens, logits = [0] * len(prompts), [], []

@@ -13,6 +13,8 @@ import torch
 from specserve.bench import gpu, gpu_checks
 from specserve.config import EngineConfig
 from specserve.errors import ConfigError
+from specserve.models._static_plan import StaticInputs
+from specserve.models.paged_transformers import PagedTransformers
 from specserve.verification import all_rules, judges_of
 
 CPU = torch.device("cpu")
@@ -43,11 +45,43 @@ def test_everything_runs_without_ray(tmp_path) -> None:
     assert all(f"rule {name}:" in names for name in all_rules() if name != "synthetic")
     steps = {(row["case"], row["rows"]) for row in rows if "case" in row}
     cases = ("draft step", "plain decode", "verify depth 2")
+    cases += tuple(f"{case}, recorded" for case in cases)
     assert steps == {("copy", 0)} | {(case, count) for case in cases for count in (1, 3)}
+    assert "greedy tokens of recorded steps as of eager ones" in names
+    assert all(f"steps of the {role} that were recorded" in names for role in ("target", "draft"))
     modes = {(row["mode"], row["requests"]): row for row in rows if "mode" in row}
     assert set(modes) == {(mode, count) for mode in ("plain", "serial", "ahead") for count in (1, 3)}
     assert all(row["tokens_per_s"] > 0 for row in modes.values())
     assert modes["plain", 3]["tokens_per_round"] == 1 < modes["serial", 3]["tokens_per_round"]
+
+
+def test_recorded_steps_that_go_wrong_are_found(monkeypatch) -> None:
+    """Positions that are off by one, padding that reads another row's pages, and a model that cannot be recorded."""
+
+    def found() -> dict[str, str]:
+        made = gpu_checks._same_recorded(
+            CPU, lambda where: gpu._Model.random(gpu.SHAPES["tiny"]["target"], torch.float32, where).backend
+        )
+        return {row["check"]: row["holds"] for row in made}
+
+    assert set(found().values()) == {"yes"}
+    fill = StaticInputs.fill
+
+    def shifted(self, batch, null_block):
+        fill(self, batch, null_block)
+        self.starts[: len(batch.offsets) - 1] += 1
+
+    def in_block_0(self, batch, null_block):
+        fill(self, batch, 0)
+        self.lengths.clamp_(min=1)
+
+    for wrong in (shifted, in_block_0):
+        monkeypatch.setattr(StaticInputs, "fill", wrong)
+        assert "NO" in found().values()
+    monkeypatch.undo()
+    compute = PagedTransformers._compute
+    monkeypatch.setattr(PagedTransformers, "_compute", lambda *parts: compute(*parts) * bool(parts[1].any()))
+    assert [(name[:20], holds) for name, holds in found().items()] == [("steps are recorded: ", "NO")]
 
 
 def test_a_rule_without_its_law_is_found() -> None:
