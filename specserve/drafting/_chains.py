@@ -13,7 +13,7 @@ from specserve.drafting import Job
 from specserve.drafting.workspace import Workspace
 from specserve.errors import SpecserveError
 from specserve.models._stretches import Stretch
-from specserve.sampling import blocks
+from specserve.sampling import blocks, host
 from specserve.sampling.constraint import Constraint, restrict
 from specserve.sampling.dists import process
 from specserve.sampling.noise import Purpose, token_keys, uniform
@@ -82,10 +82,7 @@ class Picker:
         if self._chance is None:
             tokens, highest = self._greedy(slots, logits[:, : self._vocab_size])
         else:
-            highest = logits[:, : self._vocab_size].amax(-1).tolist()
-            tokens = self._draw(
-                self._chance.take(rows, [len(chain.tokens) for chain in chains]), slots, logits
-            ).tolist()
+            tokens, highest = self._by_chance(rows, slots, logits)
         for chain, token, value in zip(chains, tokens, highest, strict=True):
             # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
             chain.healthy += chain.healthy == len(chain.tokens) and isfinite(value)
@@ -95,42 +92,59 @@ class Picker:
         """The likeliest ids, the lowest on ties, and their logits; one look at all logits, also where they rank."""
         if not self._ranked:
             choices = blocks.argmax(logits)
-            return choices.tolist(), logits.gather(1, choices[:, None]).squeeze(1).tolist()
+            found, highest = host.read(choices, logits.gather(1, choices[:, None]).squeeze(1))
+            return found.tolist(), highest.tolist()
         values, ids = likeliest(logits, max(2, self._ranked))
         self._workspace.rank(slots, ids[:, : self._ranked])
         tied = values.shape[1] > 1 and (values[:, 0] == values[:, 1]).any()  # in any order then
         return (blocks.argmax(logits) if tied else ids[:, 0]).tolist(), values[:, 0].tolist()
 
-    def _draw(self, chance: _Chance, slots: Array, logits: torch.Tensor) -> torch.Tensor:
-        """Tokens int64 [m] by chance; what they are drawn from is kept, also where a row is greedy."""
+    def _by_chance(self, rows: list[int], slots: Array, logits: torch.Tensor) -> tuple[list[int], list[float]]:
+        """The drawn ids and the largest logits; all that the host has to know of a step is read at once."""
+        assert self._chance is not None
+        chance = self._chance.take(rows, [len(self._chains[row].tokens) for row in rows])
+        largest = logits[:, : self._vocab_size].amax(-1)
+        drawn, rankings = self._draw(chance, slots, logits)
+        tokens, highest, *ranked = host.read(drawn, largest, *(ids for _, ids in rankings))
+        for (where, _), ids in zip(rankings, ranked, strict=True):
+            self._workspace.rank(where, ids)
+        return tokens.tolist(), highest.tolist()
+
+    def _draw(
+        self, chance: _Chance, slots: Array, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, list[tuple[Array, torch.Tensor]]]:
+        """Tokens int64 [m] by chance, and ids to be ranked beside slots, of which later ones hold.
+
+        What tokens are drawn from is kept, also where a row is greedy.
+        """
         settings = chance.settings
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         self._workspace.put(slots, dist)
         if chance.all_shared:
             return self._race(slots, chance.keys)
         tokens = self._workspace.draw(slots, chance.noise)
-        if self._ranked:
-            self._rank(slots, settings.temperature == 0, logits)
+        rankings = self._rankings(slots, settings.temperature == 0, logits) if self._ranked else []
         raced = chance.shared.nonzero().squeeze(1)
         if len(raced):
-            tokens[raced.to(tokens.device)] = self._race(slots[raced.numpy()], chance.keys[raced])
-        return tokens
+            tokens[host.send(raced, tokens.device)], theirs = self._race(slots[raced.numpy()], chance.keys[raced])
+            rankings += theirs
+        return tokens, rankings
 
-    def _race(self, slots: Array, keys: torch.Tensor) -> torch.Tensor:
+    def _race(self, slots: Array, keys: torch.Tensor) -> tuple[torch.Tensor, list[tuple[Array, torch.Tensor]]]:
         """The winners of the race that the target will run, and beside each slot those that would win without them."""
         if not self._ranked:
-            return self._workspace.race(slots, keys)
+            return self._workspace.race(slots, keys), []
         ids = self._workspace.likeliest(slots, keys)
-        self._workspace.rank(slots, ids.numpy(force=True))
-        return ids[:, 0].clamp(min=0)  # where nothing is allowed the chain ends, and any id stands in
+        return ids[:, 0].clamp(min=0), [(slots, ids)]  # where nothing is allowed the chain ends: any id stands in
 
-    def _rank(self, slots: Array, greedy: torch.Tensor, logits: torch.Tensor) -> None:
+    def _rankings(self, slots: Array, greedy: torch.Tensor, logits: torch.Tensor) -> list[tuple[Array, torch.Tensor]]:
         """What each next token may be: by the dist it is drawn from, where it is greedy by logits."""
-        self._workspace.rank(slots, self._workspace.likeliest(slots).numpy(force=True))
+        rankings = [(slots, self._workspace.likeliest(slots))]
         rows = greedy.nonzero().squeeze(1)
         if len(rows):
-            _, ids = likeliest(logits[rows.to(logits.device), : self._vocab_size], self._ranked)
-            self._workspace.rank(slots[rows.numpy()], ids)
+            mine = logits[host.send(rows, logits.device), : self._vocab_size]
+            rankings.append((slots[rows.numpy()], _largest(mine, self._ranked)[1]))
+        return rankings
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +188,14 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[Array, Array]:
 
     An id is −1 where fewer are allowed at all. Equals stand in any order; a NaN is larger than any number.
     """
-    values, ids = (found.numpy(force=True) for found in logits.topk(min(count, logits.shape[1]), -1))
-    return values, np.where(values > -np.inf, ids, -1)
+    values, ids = host.read(*_largest(logits, count))
+    return values, ids
+
+
+def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`likeliest`, where the logits are."""
+    values, ids = logits.topk(min(count, logits.shape[1]), -1)
+    return values, ids.masked_fill_(~(values > -torch.inf), -1)
 
 
 def allowed(logits: torch.Tensor, chains: Sequence[Chain], vocab_size: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from specserve import native
 from specserve.errors import ProtocolError
-from specserve.sampling import wire
+from specserve.sampling import host, wire
 from specserve.sampling.dists import draw
 from specserve.sampling.race import first_ids, race, race_ranking, race_scores, race_sparse
 from specserve.transport.messages import Array, Dists
@@ -154,15 +154,15 @@ class Workspace:
 
     def draw(self, slots: Array, noise: torch.Tensor) -> torch.Tensor:
         """One token per slot, int64 [m], drawn from what is kept there. Raises ProtocolError likewise."""
-        return self._dists.draw(self._checked(slots), noise.to(self._device))
+        return self._dists.draw(self._checked(slots), host.send(noise, self._device))
 
     def draw_siblings(self, slots: Array, noise: torch.Tensor) -> torch.Tensor:
         """int64 [m, w] by uniforms [m, w]: see `DistStore`. Raises ProtocolError likewise."""
-        return self._dists.draw_siblings(self._checked(slots), noise.to(self._device))
+        return self._dists.draw_siblings(self._checked(slots), host.send(noise, self._device))
 
     def race(self, slots: Array, keys: torch.Tensor) -> torch.Tensor:
         """One token per slot, int64 [m], that wins by what is kept there. Raises ProtocolError likewise."""
-        return self._dists.race(self._checked(slots), keys.to(self._device))
+        return self._dists.race(self._checked(slots), host.send(keys, self._device))
 
     def ship(self, slots: Array) -> Dists:
         """The kept dists of slots [m] as bytes, in that order. Raises ProtocolError likewise."""
@@ -170,11 +170,13 @@ class Workspace:
 
     def likeliest(self, slots: Array, keys: torch.Tensor | None = None) -> torch.Tensor:
         """int64 [m, ranks]: ids in the order of the kept dists or, with keys [m, 4], of their race; −1 for none."""
-        return self._dists.likeliest(self._checked(slots), self.ranks, None if keys is None else keys.to(self._device))
+        return self._dists.likeliest(
+            self._checked(slots), self.ranks, None if keys is None else host.send(keys, self._device)
+        )
 
     def finishers(self, slots: Array, count: int, keys: torch.Tensor) -> torch.Tensor:
         """int64 [m, count]: the first ids of the kept dists' race under keys [m, 4], the winner first; −1 for none."""
-        return self._dists.likeliest(self._checked(slots), count, keys.to(self._device))
+        return self._dists.likeliest(self._checked(slots), count, host.send(keys, self._device))
 
     def rank(self, slots: Array, ids: Array) -> None:
         """Keep int64 [m, ranks], or as many as there are, beside slots [m]: what else was likely at their tokens."""
@@ -201,4 +203,4 @@ class Workspace:
 
     def _checked(self, slots: Array) -> torch.Tensor:
         self._check(slots)
-        return torch.from_numpy(slots.astype(np.int64)).to(self._device)
+        return host.send(slots.astype(np.int64), self._device)

@@ -14,6 +14,7 @@ import torch
 from llguidance import LLMatcher
 
 from specserve.errors import InvalidField, ProtocolError
+from specserve.sampling import host
 from specserve.sampling.grammar import Grammars, brief
 from specserve.transport.messages import Array
 from specserve.types import Structured
@@ -106,8 +107,8 @@ def restrict(logits: torch.Tensor, rows: Sequence[int], bits: Sequence[Array | N
     for row, allowed in zip(packed, bits, strict=True):
         if allowed is not None:
             row[: len(allowed)] = allowed[: len(row)]
-    on_device = torch.from_numpy(packed).to(logits.device)
+    on_device = host.send(packed, logits.device)
     ids = torch.arange(width, device=logits.device)
     allowed_ids = (on_device[:, ids >> 3] >> (ids & 7) & 1).bool()
-    index = torch.tensor(rows, device=logits.device)
+    index = host.send(torch.tensor(rows), logits.device)
     return logits.index_copy(0, index, logits[index].masked_fill(~allowed_ids, -torch.inf))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specserve.sampling import _kernels, blocks
+from specserve.sampling import _kernels, blocks, host
 
 _CANDIDATES = 1024
 """Ids looked at before a whole row is sorted; nearly every nucleus is smaller."""
@@ -40,20 +40,24 @@ def process(
     if not sampled.any():
         return one_hot(greedy_choice(logits, vocab_size), logits.shape[1]).to(logits.dtype)
     dist = _softmax(logits, heat, vocab_size)
-    for rows in _rows_where(((top_p.numpy() < 1) | (top_k.numpy() > 0)) & sampled, dist.device):
-        here = rows.cpu()
-        dist[rows] = filter_dist(dist[rows], top_p[here], top_k[here])
+    # Whether a part of the ids was enough would have to be asked of the device: there, all are sorted.
+    candidates = _CANDIDATES if dist.is_cpu else dist.shape[1]
+    for here, rows in _rows_where(((top_p.numpy() < 1) | (top_k.numpy() > 0)) & sampled, dist.device):
+        dist[rows] = filter_dist(dist[rows], top_p[here], top_k[here], candidates)
     if min_p is not None:
-        for rows in _rows_where((min_p.numpy() > 0) & sampled, dist.device):
-            dist[rows] = _drop_unlikely(dist[rows], min_p[rows.cpu()])
-    for rows in _rows_where(~sampled, dist.device):
+        for here, rows in _rows_where((min_p.numpy() > 0) & sampled, dist.device):
+            dist[rows] = _drop_unlikely(dist[rows], host.send(min_p[here], dist.device))
+    for _, rows in _rows_where(~sampled, dist.device):
         dist[rows] = one_hot(greedy_choice(logits[rows], vocab_size), dist.shape[1]).to(dist.dtype)
     return dist
 
 
-def _rows_where(mask: npt.NDArray[np.bool_], device: torch.device) -> list[torch.Tensor]:
-    """The indices set in a mask, on `device`; an empty list when there are none."""
-    return [torch.from_numpy(mask.nonzero()[0]).to(device)] if mask.any() else []
+def _rows_where(mask: npt.NDArray[np.bool_], device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The indices set in a mask, here and on `device`; an empty list when there are none."""
+    if not mask.any():
+        return []
+    rows = torch.from_numpy(mask.nonzero()[0])
+    return [(rows, host.send(rows, device))]
 
 
 def _softmax(logits: torch.Tensor, heat: npt.NDArray[np.float32], vocab_size: int) -> torch.Tensor:
@@ -70,7 +74,7 @@ def _softmax_in_tensors(logits: torch.Tensor, heat: npt.NDArray[np.float32], voc
     # All in the memory of the result: a fresh tensor of this size costs a CPU more than the work on it.
     part = torch.sub(real, real.amax(-1, keepdim=True), out=dist[:, :vocab_size])
     if not (heat == 1).all():
-        part.div_(torch.from_numpy(np.where(heat == 0, 1, heat)).to(part)[:, None])
+        part.div_(host.send(torch.from_numpy(np.where(heat == 0, 1, heat)).to(part.dtype), part.device)[:, None])
     torch.softmax(part, -1, out=part)
     return dist
 
@@ -98,14 +102,13 @@ def filter_dist(
         probs, ids = torch.sort(dist, dim=-1, descending=True, stable=True)
         return _keep_front(probs, ids, top_p, top_k, dist)[0]
     filtered, sure = _keep_front(*_likeliest(dist, candidates), top_p, top_k, dist)
-    for rows in _rows_where(~sure.cpu().numpy(), dist.device):
-        here = rows.cpu()
+    for here, rows in _rows_where(~host.read(sure)[0], dist.device):
         filtered[rows] = filter_dist(dist[rows], top_p[here], top_k[here], 8 * candidates)
     return filtered
 
 
 def _drop_unlikely(dist: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    floor = dist.amax(-1, keepdim=True) * min_p.to(dist)[:, None]
+    floor = dist.amax(-1, keepdim=True) * min_p.to(dist.dtype)[:, None]
     kept = torch.where(dist >= floor, dist, 0)
     return kept / kept.sum(-1, keepdim=True)
 
@@ -121,8 +124,8 @@ def _keep_front(
     probs: torch.Tensor, ids: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, dist: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Filter rows given their sorted front [m, C]. Also bool [m]: nothing beyond the front could have been kept."""
-    top_p = torch.where(top_p >= 1, torch.inf, top_p).to(probs.device, torch.float64)[:, None]
-    top_k = torch.where(top_k <= 0, dist.shape[1], top_k).to(probs.device)[:, None]
+    top_p = host.send(torch.where(top_p >= 1, torch.inf, top_p).double(), probs.device)[:, None]
+    top_k = host.send(torch.where(top_k <= 0, dist.shape[1], top_k), probs.device)[:, None]
     rank = torch.arange(probs.shape[1], device=probs.device)
     mass = torch.where(rank < top_k, probs, 0).double()
     total = torch.where(top_k < dist.shape[1], mass.sum(-1, keepdim=True), 1.0)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from specserve.sampling import host
 from specserve.sampling.history import History
 from specserve.transport.messages import Array
 from specserve.types import Sampling
@@ -81,7 +82,7 @@ def apply(logits: torch.Tensor, places: Sequence[Place], vocab_size: int) -> Non
     """
     if not places:
         return
-    rows = torch.tensor([place.row for place in places], device=logits.device)
+    rows = host.send(torch.tensor([place.row for place in places]), logits.device)
     mine = logits[rows]
     _mask(mine, places, vocab_size)
     _add_bias(mine, places)
@@ -104,12 +105,12 @@ def _limit(logits: torch.Tensor, places: Sequence[Place], vocab_size: int) -> No
     limited = [(i, ids) for i, ids in limits if ids is not None]
     if not limited:
         return
-    rows = torch.tensor([i for i, _ in limited], device=logits.device)
-    ids = torch.from_numpy(np.concatenate([ids for _, ids in limited])).to(logits.device)
-    lengths = torch.tensor([len(ids) for _, ids in limited], device=logits.device)
-    index = rows.repeat_interleave(lengths), ids
+    lengths = [len(ids) for _, ids in limited]
+    rows = host.send(torch.tensor([i for i, _ in limited]), logits.device)
+    ids = host.send(np.concatenate([ids for _, ids in limited]), logits.device)
+    owner = host.send(np.repeat(np.arange(len(limited)), lengths), logits.device)
+    index = rows[owner], ids
     masked = torch.full_like(logits[rows], -torch.inf)
-    owner = torch.arange(len(rows), device=logits.device).repeat_interleave(lengths)
     masked[owner, ids] = logits[index]
     emptied = masked.amax(-1, keepdim=True).isneginf()
     logits[rows] = torch.where(emptied, logits[rows], masked)
@@ -152,7 +153,7 @@ def _add_bias(logits: torch.Tensor, places: Sequence[Place]) -> None:
     biased = [(i, pair) for i, pair in biased if pair[0] < logits.shape[1]]
     if biased:
         index = _index([(i, token) for i, (token, _) in biased], logits)
-        values = torch.tensor([value for _, (_, value) in biased], dtype=logits.dtype, device=logits.device)
+        values = _column([value for _, (_, value) in biased], logits)
         logits.index_put_(index, values, accumulate=True)
 
 
@@ -181,14 +182,16 @@ def _penalise(logits: torch.Tensor, places: Sequence[Place]) -> None:
 def _penalise_histories(logits: torch.Tensor, here: Sequence[tuple[int, Place]]) -> None:
     columns = [place.processors.history.occurrences() for _, place in here]
     lengths = [len(ids) for ids, _ in columns]
-    rows = torch.from_numpy(np.repeat([i for i, _ in here], lengths)).to(logits.device)
-    ids = torch.from_numpy(np.concatenate([ids for ids, _ in columns])).to(logits.device)
-    counts = torch.from_numpy(np.concatenate([counts for _, counts in columns])).to(logits)
-    penalties = _penalties([place.processors.sampling for _, place in here], logits)
-    owner = torch.from_numpy(np.repeat(np.arange(len(here)), lengths)).to(logits.device)
+    ids, counts = (np.concatenate(column) for column in zip(*columns, strict=True))
     within = ids < logits.shape[1]
-    index = rows[within], ids[within]
-    logits[index] = penalties.take(owner[within]).applied(logits[index], counts[within])
+    rows, owners = (
+        host.send(np.repeat(numbers, lengths)[within], logits.device)
+        for numbers in ([i for i, _ in here], range(len(here)))
+    )
+    penalties = _penalties([place.processors.sampling for _, place in here], logits).take(owners)
+    index = rows, host.send(ids[within], logits.device)
+    occurred = host.send(torch.from_numpy(counts[within]).to(logits.dtype), logits.device)
+    logits[index] = penalties.applied(logits[index], occurred)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +220,11 @@ def _penalties(samplings: Sequence[Sampling], like: torch.Tensor) -> _Penalties:
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)
+    return host.send(torch.tensor(values, dtype=like.dtype), like.device)
 
 
 def _index(pairs: Pairs, like: torch.Tensor) -> Index:
     """The pairs that lie within a matrix."""
     within = [pair for pair in pairs if pair[1] < like.shape[1]]
-    index = torch.tensor(within, dtype=torch.int64, device=like.device).view(-1, 2)
+    index = host.send(torch.tensor(within, dtype=torch.int64).view(-1, 2), like.device)
     return index[:, 0], index[:, 1]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from specserve.errors import ProtocolError
+from specserve.sampling import host
 from specserve.transport.messages import Array, Dists, Hidden
 
 _ID_BYTES = 4
@@ -66,15 +67,16 @@ def normalise(rounded: torch.Tensor) -> torch.Tensor:
 def encode_sparse(ids: torch.Tensor, rounded: torch.Tensor) -> Dists:
     """Sparse rows as bytes: int32 ids, then float16 probabilities."""
     count, width = ids.shape
-    left = np.ascontiguousarray(ids.int().cpu().numpy()).view("uint8").reshape(count, width * _ID_BYTES)
-    right = np.ascontiguousarray(rounded.half().cpu().numpy()).view("uint8").reshape(count, width * _PROB_BYTES)
+    found, probs = (np.ascontiguousarray(each) for each in host.read(ids.int(), rounded.half()))
+    left = found.view("uint8").reshape(count, width * _ID_BYTES)
+    right = probs.view("uint8").reshape(count, width * _PROB_BYTES)
     return Dists("sparse", width, np.concatenate([left, right], axis=1))
 
 
 def encode_dense(rounded: torch.Tensor) -> Dists:
     """Dense rows float16 [n, V] as bytes."""
     count, width = rounded.shape
-    rows = np.ascontiguousarray(rounded.half().cpu().numpy()).view("uint8").reshape(count, width * _PROB_BYTES)
+    rows = np.ascontiguousarray(host.read(rounded.half())[0]).view("uint8").reshape(count, width * _PROB_BYTES)
     return Dists("dense", width, rows)
 
 
@@ -102,14 +104,14 @@ def _decode_sparse(dists: Dists, vocab_size: int, device: torch.device) -> Suppo
     probs = _probabilities(dists.rows[:, split:])
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ProtocolError(f"draft dist with ids from {ids.min()} to {ids.max()}, vocabulary is {vocab_size}")
-    return Support(torch.from_numpy(ids).to(device).long(), normalise(torch.from_numpy(probs).to(device)))
+    return Support(host.send(ids, device).long(), normalise(host.send(probs, device)))
 
 
 def _decode_dense(dists: Dists, vocab_size: int, device: torch.device) -> Support:
     probs = _probabilities(dists.rows)
     if probs[:, vocab_size:].any():
         raise ProtocolError(f"draft dist with mass at or above id {vocab_size}, the vocabulary's end")
-    return Support.whole(normalise(torch.from_numpy(probs[:, :vocab_size].copy()).to(device)))
+    return Support.whole(normalise(host.send(probs[:, :vocab_size].copy(), device)))
 
 
 def _probabilities(rows: Array) -> Array:
@@ -132,7 +134,7 @@ def encode_hidden(states: torch.Tensor) -> Hidden:
     """Hidden states [m, width] as bytes, bit for bit. Raises ProtocolError for a dtype that does not travel."""
     if states.dtype not in _HIDDEN:
         raise ProtocolError(f"hidden states of type {states.dtype} do not travel")
-    rows = states.contiguous().view(torch.uint8).cpu().numpy()
+    rows = host.read(states.contiguous().view(torch.uint8))[0]
     return Hidden(_HIDDEN[states.dtype], rows)
 
 

@@ -69,7 +69,7 @@ def draw_leftover(weights: torch.Tensor, less: Support, noise: torch.Tensor) -> 
     # Unused entries share an id with a possible real one, so the differences are added, not written.
     weights.scatter_add_(1, less.ids, -torch.minimum(here, less.probs))
     picked, possible = draw_where_possible(weights, noise)
-    if bool(possible.all()):  # nearly always, and cheaper to ask than a second draw, even of a device
+    if possible.is_cpu and bool(possible.all()):  # nearly always; a device draws again sooner than it is asked
         return picked
     instead = less.ids.gather(1, draw(torch.where(less.probs > 0, here, 0), noise)[:, None]).squeeze(1)
     return torch.where(possible, picked, instead)

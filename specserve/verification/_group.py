@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 
+from specserve.sampling import host
 from specserve.sampling.noise import Purpose, token_keys, tree_places, uniform
 from specserve.sampling.profiles import Settings
 from specserve.types import RuleName
@@ -47,7 +48,7 @@ class Group:
         """[B, K + 1, …] from one value, or row of values, per group logit [m, …]."""
         if self.steps.numel() == len(values):
             return values.view(*self.steps.shape, *values.shape[1:])
-        return values[self.steps.to(values.device)]
+        return values[host.send(self.steps, values.device)]
 
     def noise(self, device: torch.device) -> RuleNoise:
         """The noise of each chain position, keyed by absolute position; tests of drafted tokens also by their place."""
@@ -68,17 +69,17 @@ class _GroupNoise:
         """See `RuleNoise`."""
         levels = self._levels[:, 1:] - 1
         positions, places = self._positions[:, 1:] - 1, tree_places(levels)
-        return uniform(self._seeds, Purpose.ACCEPT, positions, self._branches, places).to(self._device)
+        return host.send(uniform(self._seeds, Purpose.ACCEPT, positions, self._branches, places), self._device)
 
     @cached_property
     def choose(self) -> torch.Tensor:
         """See `RuleNoise`."""
-        return uniform(self._seeds, Purpose.CHOOSE, self._positions, self._branches).to(self._device)
+        return host.send(uniform(self._seeds, Purpose.CHOOSE, self._positions, self._branches), self._device)
 
     @cached_property
     def keys(self) -> torch.Tensor:
         """See `RuleNoise`."""
-        return token_keys(self._seeds, self._positions, self._branches).to(self._device)
+        return host.send(token_keys(self._seeds, self._positions, self._branches), self._device)
 
 
 def grouped(rows: Sequence[Row], greedy_walks: Container[RuleName]) -> list[Group]:

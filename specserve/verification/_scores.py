@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specserve.sampling import host
 from specserve.transport.messages import Array, Scores
 from specserve.verification._rows import Row
 
@@ -30,7 +31,11 @@ class Scorer:
                 self._first[row.index] = len(wanted)
                 wanted += range(at, at + row.looked_at)
             at += row.looked_at
-        self._logs = torch.log_softmax(logits[wanted, :vocab_size], -1) if wanted else logits[:0]
+        if not wanted:
+            self._logs = logits[:0]
+        else:
+            places = host.send(torch.tensor(wanted), logits.device)
+            self._logs = torch.log_softmax(logits[places, :vocab_size], -1)
 
     def emitted(self, last: Array, chosen: Array) -> Scores:
         """The scores of the kept and chosen tokens of each due row that asked.
@@ -65,16 +70,17 @@ class Scorer:
             lengths[row.index] = len(tokens)
             begin = self._first[row.index]
             places += [begin + each for each in seen]
-        ids = torch.tensor([token for _, _, tokens in asked for token in tokens], device=self._logs.device)
-        logs = self._logs[places]
+        ids = host.send(torch.tensor([token for _, _, tokens in asked for token in tokens]), self._logs.device)
+        logs = self._logs[host.send(torch.tensor(places), self._logs.device)]
         widest = min(max(widths), self._vocab_size)
         top = logs.topk(widest, -1)
         mine = np.repeat(np.minimum(widths, widest), lengths)
         within = np.arange(widest) < mine[:, None]
+        scores, likeliest, theirs = host.read(logs.gather(1, ids[:, None]).squeeze(1), top.indices, top.values)
         return Scores(
             lengths,
             np.minimum(widths, widest).astype(np.int32),
-            logs.gather(1, ids[:, None]).squeeze(1).cpu().numpy(),
-            top.indices.cpu().numpy().astype(np.int32)[within],
-            top.values.cpu().numpy()[within],
+            scores,
+            likeliest.astype(np.int32)[within],
+            theirs[within],
         )

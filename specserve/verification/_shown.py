@@ -8,6 +8,7 @@ import torch
 
 from specserve.errors import ProtocolError
 from specserve.models import Backend, ShowsHidden
+from specserve.sampling import host
 from specserve.sampling.wire import encode_hidden
 from specserve.transport.messages import Array, Hidden, Verify
 from specserve.verification._rows import Row
@@ -32,4 +33,4 @@ def shown(message: Verify, rows: Sequence[Row], last: Array, backend: Backend) -
     states = backend.observed()
     # A forward that was computed in parts shows its last one: the draft guesses worse behind zeros, and that is all.
     states = torch.nn.functional.pad(states, (0, 0, at - len(states), 0))
-    return encode_hidden(states[torch.tensor(places, device=states.device)])
+    return encode_hidden(states[host.send(torch.tensor(places), states.device)])

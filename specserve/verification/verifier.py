@@ -26,10 +26,11 @@ import torch
 from specserve import folders, native
 from specserve.config import NO_SPECULATOR, Config, EngineConfig
 from specserve.errors import ConfigError, EmulationTooSlow, GroupLost, ProtocolError
-from specserve.models import AtOnce, Backend, Hardware, HoldsTrees, Move, ShowsHidden, _memory, _memory_plan
+from specserve.models import AtOnce, Backend, Hardware, HoldsTrees, Move, ShowsHidden, _memory, _memory_plan, _moments
 from specserve.models._ranks import RankGroup
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
+from specserve.sampling import host
 from specserve.sampling.constraint import restrict
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.grammar import Grammars
@@ -151,7 +152,7 @@ class Verifier:
             return cannot
         building = self._build_masks(rows)
         logits = self._forward(rows)
-        forwarded = perf_counter()
+        forwarded = _moments.now(self._backend.device)
         masks = building.result()
         if masks.faults:
             return _failed(message.round, {int(message.rows[i]): why for i, why in masks.faults.items()})
@@ -165,7 +166,7 @@ class Verifier:
         last, chosen, healthy = self._judge(rows, logits, finite, message.dists)
         kept = self._settle(rows, last)
         scores, prompt_scores = scorer.emitted(last, chosen), scorer.prompt()
-        judging_s = perf_counter() - forwarded
+        judging_s = forwarded.until(_moments.now(self._backend.device))
         try:
             self._hardware.finish()
         except EmulationTooSlow:
@@ -227,27 +228,26 @@ class Verifier:
     def _forward(self, rows: Sequence[Row]) -> torch.Tensor:
         if not rows:
             return torch.empty(0, self._backend.vocab_size, device=self._backend.device)
-        logits = _memory.forward(self._backend, [row.stretch for row in rows])
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)
-        return logits
+        return _memory.forward(self._backend, [row.stretch for row in rows])
 
     def _judge(self, rows: Sequence[Row], logits: torch.Tensor, finite: torch.Tensor, dists: Dists) -> Array:
         """The last kept drafted token, next and healthy of each row, int64 [3, n]; -1, -1, 1 where no token is due."""
         groups = grouped(rows, self._greedy_walks)
-        outcome = torch.tensor([[-1], [-1], [1]], device=logits.device).repeat(1, len(rows))
+        outcome = torch.full((3, len(rows)), -1, device=logits.device)
+        outcome[2] = 1
         draft_dists = self._draft_dists(groups, dists, logits)
         for group in groups:
             everything = len(group.logits) == len(logits)
-            mine = logits if everything else logits[group.logits.to(logits.device)]
-            sound = finite if everything else finite[group.logits.to(logits.device)]
+            places = host.send(group.logits, logits.device)
+            mine = logits if everything else logits[places]
+            sound = finite if everything else finite[places]
             if group.rule == GREEDY:
                 last, chosen = self._judge_greedy(group, mine)
             else:
                 last, chosen = self._judge_by_rule(group, mine, draft_dists)
             healthy = group.by_step(sound).all(-1)
-            outcome[:, group.places.to(outcome.device)] = torch.stack([last, chosen, healthy.long()])
-        return outcome.cpu().numpy()
+            outcome[:, host.send(group.places, outcome.device)] = torch.stack([last, chosen, healthy.long()])
+        return host.read(outcome)[0]
 
     def _draft_dists(self, groups: Sequence[Group], dists: Dists, logits: torch.Tensor) -> Support:
         """The dists of the round; none when no row needs them."""
@@ -259,11 +259,11 @@ class Verifier:
         tree = _tree_of(group, device)
         if tree is not None:
             return follow(group.by_step(chosen), tree)
-        read, lengths = group.read.to(device), (group.lengths + 1).to(device)
+        read, lengths = host.send(group.read, device), host.send(group.lengths + 1, device)
         last, _ = verify_speculative_tokens(read, chosen, lengths)
         buffers = NextPass.empty(len(lengths), 0, device)  # the coordinator knows the drafted ids
         due = torch.ones_like(lengths, dtype=torch.bool)
-        prepare_next_forward_pass(read, chosen, lengths, due, group.logits.to(device), last, buffers)
+        prepare_next_forward_pass(read, chosen, lengths, due, host.send(group.logits, device), last, buffers)
         return buffers.counts - 1, buffers.sampled
 
     def _judge_by_rule(
@@ -271,17 +271,19 @@ class Verifier:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         judge, settings, device = self._judge_of(group.rule), group.settings.take(group.owners), logits.device
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
-        tokens = group.tokens.to(device)
-        draft = DraftRows.of(draft_dists, group.dist_rows.to(device), tokens)
+        tokens = host.send(group.tokens, device)
+        draft = DraftRows.of(draft_dists, host.send(group.dist_rows, device), tokens)
         tree = _tree_of(group, device)
         if tree is not None:
             return self._tree_judge_of(group.rule)(group.by_step(dist), draft, tree, group.noise(device))
-        kept, chosen = judge(group.by_step(dist), draft, tokens, group.lengths.to(device), group.noise(device))
+        kept, chosen = judge(group.by_step(dist), draft, tokens, host.send(group.lengths, device), group.noise(device))
         return kept - 1, chosen
 
 
 def _tree_of(group: Group, device: torch.device) -> DraftTree | None:
-    return None if group.parents is None else DraftTree(group.parents.to(device), group.tokens.to(device))
+    if group.parents is None:
+        return None
+    return DraftTree(host.send(group.parents, device), host.send(group.tokens, device))
 
 
 def _failed(round_id: int, faults: dict[int, str], reason: str = "") -> Failed:
