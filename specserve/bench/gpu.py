@@ -99,6 +99,7 @@ def measure(options: Options, progress: Progress) -> Report:
     for role, model in models.items():
         model.backend.plan_steps(_recorded(role, options))
         model.backend.allocate(_blocks(options), BLOCK_TOKENS)
+        progress(f"the {role} attends over pages by {model.backend.attention.name}")
     copied = copy_gb_per_s(device, 1 << (30 if device.type == "cuda" else 24), options.repeats)
     steps = [_step("copy", 0, 0, None, copied, None), *_steps(models, options, copied, progress, "")]
     for role, model in models.items():

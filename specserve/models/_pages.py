@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -30,10 +31,11 @@ class LayerLayout:
 
 
 class LayoutProbe:
-    """A store that keeps nothing and attends to nothing: it only sees what shapes the layers use."""
+    """A store that keeps nothing and attends to nothing: it only sees what shapes the layers use, and query heads."""
 
     def __init__(self) -> None:
         self.layouts: dict[int, LayerLayout] = {}
+        self.heads: dict[int, int] = {}
 
     def attend(
         self,
@@ -48,6 +50,7 @@ class LayoutProbe:
     ) -> torch.Tensor:
         """See `KeyValueStore.attend`; the result is zero."""
         del scaling, softcap
+        self.heads[layer] = query.shape[1]
         self.layouts[layer] = LayerLayout(key.shape[1], key.shape[2], value.shape[2], key.dtype, window)
         return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
@@ -93,12 +96,60 @@ class Pages:
         return torch.tensor(found[0], device=device), torch.tensor(found[1], device=device)
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer turns products into scores; scaling None is 1/√dim."""
+
+    scaling: float | None
+    softcap: float | None
+
+
+class PagedAttention(Protocol):
+    """A way to attend over pages."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        scores: Scoring,
+    ) -> torch.Tensor:
+        """[T, heads, value_dim]: what the queries of a plan's tokens find in one layer's pages."""
+        ...
+
+
+class Gathered:
+    """Keys and values are gathered, and attended to under a mask: on any device, in any dtype, under any mask."""
+
+    name = "gather"
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+        scores: Scoring,
+    ) -> torch.Tensor:
+        """See `PagedAttention`."""
+        return attend_pages(query, keys, values, plan, window, scores)
+
+
 class PagedStep:
     """One forward's view of the pages: what the attention function gets as `paged`."""
 
-    def __init__(self, pages: Pages, plan: AttentionPlan) -> None:
+    def __init__(self, pages: Pages, plan: AttentionPlan, attention: PagedAttention | None = None) -> None:
         self._pages = pages
         self._plan = plan
+        self._attention = Gathered() if attention is None else attention
 
     def attend(
         self,
@@ -115,15 +166,7 @@ class PagedStep:
         keys, values = self._pages.keys[layer], self._pages.values[layer]
         keys.index_copy_(0, self._plan.new_slots, key)
         values.index_copy_(0, self._plan.new_slots, value)
-        return attend_pages(query, keys, values, self._plan, window, Scoring(scaling, softcap))
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How a layer turns products into scores; scaling None is 1/√dim."""
-
-    scaling: float | None
-    softcap: float | None
+        return self._attention.attend(query, keys, values, self._plan, window, Scoring(scaling, softcap))
 
 
 def attend_pages(

@@ -44,6 +44,27 @@ class RowGroup:
     mask: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Rows as kernels for paged attention want them: queries one behind the other, each row's the last of its keys.
+
+    int32: begins [n + 1] of each row's queries, and where they end; used [n] keys of each; key_begins [n + 1] their
+    running sums; tables [n, width]. queries and keys are bounds of what one row has.
+    """
+
+    begins: torch.Tensor
+    used: torch.Tensor
+    key_begins: torch.Tensor
+    tables: torch.Tensor
+    queries: int
+    keys: int
+
+
+def running(counts: torch.Tensor) -> torch.Tensor:
+    """int32 [n + 1]: the sums of none, one, … of counts int32 [n]."""
+    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+
+
 class AttentionPlan(Protocol):
     """What a forward's attention has to know. `new_slots` int64 [T]: where the batch's own keys and values go."""
 
@@ -54,6 +75,10 @@ class AttentionPlan(Protocol):
 
     def groups(self, window: int | None, fold: int) -> list[RowGroup]:
         """The attention calls for layers with this window (positions) and `fold` query heads per key head."""
+        ...
+
+    def packed(self) -> PackedRows | None:
+        """The rows for a kernel; None where some do not see all keys before them, as kernels take for granted."""
         ...
 
 
@@ -82,6 +107,7 @@ class RaggedPlan:
         self._origins = np.zeros_like(self._starts) if origins is None else origins
         self._classes = self._rows_by_class()
         self._groups: dict[tuple[int | None, int], list[RowGroup]] = {}
+        self._packed: PackedRows | None = None
         rows = np.repeat(np.arange(len(self._lengths)), self._lengths)
         self.new_slots = self._to_device(self._slots_of(rows, batch.positions))
 
@@ -92,6 +118,18 @@ class RaggedPlan:
             known = [self._group(rows, window, fold) for rows in self._classes]
             self._groups[window, fold] = known
         return known
+
+    def packed(self) -> PackedRows | None:
+        """See `AttentionPlan`."""
+        if self._batch.trees or self._origins.any():
+            return None
+        if self._packed is None:
+            begins, used, tables = (
+                self._to_device(each.astype(np.int32)) for each in (self._batch.offsets, self._ends, self._batch.tables)
+            )
+            longest, furthest = int(self._lengths.max()), int(self._ends.max())
+            self._packed = PackedRows(begins, used, running(used), tables, longest, furthest)
+        return self._packed
 
     def _rows_by_class(self) -> list[Ints]:
         if len(self._lengths) == 1:

@@ -3,9 +3,10 @@
 What `RaggedPlan` works out on the host for each batch, padding included, this works out in the step itself: it may
 neither look at a value nor at the host, so it may be recorded once and replayed on other values in the same place.
 
-Padding never reaches a result. A padded token stands at its row's last position and writes to the null block, which
-belongs to nobody; a padded row has no tokens and reads the null block only; a padded key repeats the row's last one,
-behind a mask. So nothing that a row reads was written by another one, whatever it is.
+Padding never reaches a result. A row's tokens are its last ones, as kernels count queries from the end; a padded token
+before them stands where a token of its row would, and writes to the null block, which belongs to nobody; a padded row
+has no tokens and reads the null block only; a padded key repeats the row's last one, behind a mask. So nothing that a
+row reads was written by another one, whatever it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from specserve.models import RaggedBatch
-from specserve.models._row_groups import RowGroup
+from specserve.models._row_groups import PackedRows, RowGroup, running
 from specserve.models._step_shapes import StepShape
 
 
@@ -53,7 +54,8 @@ class StaticInputs:
         )
         rows, queries = len(batch.offsets) - 1, tokens.shape[1]
         owners = np.repeat(np.arange(rows), np.diff(batch.offsets))
-        flat = owners * queries + np.arange(len(batch.tokens)) - batch.offsets[owners]  # where each token goes
+        # Where each token goes: a row ends at its last place.
+        flat = (owners + 1) * queries + np.arange(len(batch.tokens)) - batch.offsets[owners + 1]
         tokens.fill(0)
         tokens.reshape(-1)[flat] = batch.tokens
         starts[:rows], starts[rows:] = batch.positions[batch.offsets[:-1]], 0
@@ -84,13 +86,15 @@ class StaticPlan:
         self._dtype = dtype
         self._device = inputs.tokens.device
         self._groups: dict[tuple[int | None, int], list[RowGroup]] = {}
-        within = torch.arange(shape.queries, device=self._device)
-        last = (inputs.starts + inputs.lengths - 1).clamp(min=0)[:, None]
-        self._queries = torch.minimum(inputs.starts[:, None] + within, last)
+        self._packed: PackedRows | None = None
+        behind = torch.arange(-shape.queries, 0, device=self._device)  # how far before its row's end each query is
+        ends = inputs.starts + inputs.lengths
+        self._ends = ends
+        self._queries = (ends[:, None] + behind).clamp(min=0)
         self._keys = torch.arange(shape.keys, device=self._device)
-        self._read = self._slots_of(torch.minimum(self._keys, last)).view(-1)
-        own = self._slots_of(self._queries)
-        self.new_slots = own.masked_fill_(within >= inputs.lengths[:, None], null_slot).view(-1)
+        self._read = self._slots_of(torch.minimum(self._keys, (ends - 1).clamp(min=0)[:, None])).view(-1)
+        padded = -behind > inputs.lengths[:, None]
+        self.new_slots = self._slots_of(self._queries).masked_fill_(padded, null_slot).view(-1)
         self.positions = self._queries.view(-1)
 
     def groups(self, window: int | None, fold: int) -> list[RowGroup]:
@@ -102,6 +106,15 @@ class StaticPlan:
             known = [RowGroup(shape.rows, shape.queries, shape.keys, None, None, self.new_slots, self._read, mask)]
             self._groups[window, fold] = known
         return known
+
+    def packed(self) -> PackedRows:
+        """See `AttentionPlan`. A padded row has no keys."""
+        if self._packed is None:
+            shape = self._shape
+            begins = torch.arange(0, shape.positions + 1, shape.queries, dtype=torch.int32, device=self._device)
+            used = self._ends.int()
+            self._packed = PackedRows(begins, used, running(used), self._tables.int(), shape.queries, shape.keys)
+        return self._packed
 
     def _mask(self, window: int | None, fold: int) -> torch.Tensor:
         queries = self._queries[:, :, None]

@@ -13,7 +13,7 @@ import torch
 
 from specserve.models import RaggedBatch
 from specserve.models._attention import KeyValueStore
-from specserve.models._pages import LayerLayout, PagedStep, Pages
+from specserve.models._pages import LayerLayout, PagedAttention, PagedStep, Pages
 from specserve.models._recorder import Recorder, Step
 from specserve.models._staging import Staging
 from specserve.models._static_plan import StaticInputs, StaticPlan
@@ -64,6 +64,7 @@ class StepGraphs:
         shapes: Sequence[StepShape],
         recorder: Recorder,
         *,
+        attention: PagedAttention,
         vocab_size: int,
         null_block: int,
         dtype: torch.dtype,
@@ -72,6 +73,7 @@ class StepGraphs:
         self._compute = compute
         self._pages = pages
         self._recorder = recorder
+        self._attention = attention
         self._null_block = null_block
         self._dtype = dtype
         self._staging = Staging(max(StaticInputs.size(shape, pages.block_tokens) for shape in shapes), device)
@@ -116,7 +118,7 @@ class StepGraphs:
 
         def step() -> None:
             plan = StaticPlan(shape, inputs, self._pages.block_tokens, null_slot, self._dtype)
-            found = self._compute(inputs.tokens.view(-1), plan.positions, inputs.wanted, PagedStep(self._pages, plan))
-            logits.copy_(found)
+            store = PagedStep(self._pages, plan, self._attention)
+            logits.copy_(self._compute(inputs.tokens.view(-1), plan.positions, inputs.wanted, store))
 
         return step

@@ -19,13 +19,23 @@ import torch
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Move, RaggedBatch, _attention, _invariance, _linear, _refusals, _rope, loading
+from specserve.models import (
+    Move,
+    RaggedBatch,
+    _attention,
+    _attention_choice,
+    _invariance,
+    _linear,
+    _refusals,
+    _rope,
+    loading,
+)
 from specserve.models._flat_decoder import FlatDecoder
 from specserve.models._invariant_step import InvariantStep
 from specserve.models._native_decoder import Anatomy, NativeDecoder
 from specserve.models._observer import Observer
 from specserve.models._paged_model import AttentionModel
-from specserve.models._pages import LayerLayout, LayoutProbe, PagedStep, Pages
+from specserve.models._pages import Gathered, LayerLayout, LayoutProbe, PagedAttention, PagedStep, Pages
 from specserve.models._recorder import CudaRecorder, PlainRecorder, Recorder
 from specserve.models._row_groups import RaggedPlan
 from specserve.models._step_graphs import StepGraphs, graph_bytes
@@ -60,11 +70,12 @@ class PagedTransformers(AttentionModel):
         _rope.freeze(model, self._context_length)
         model.set_attn_implementation(_attention.NAME)
         _linear.speed_up(model)
-        self._layouts, self._vocab_size = self._discover()
+        self._layouts, self._heads, self._vocab_size = self._discover()
         self._flat = FlatDecoder.of(model, self._layouts)
         self._native = None if self._flat is None else NativeDecoder.of(_anatomy(model, self._layouts))
         self._invariant = False
         self._observer: Observer | None = None
+        self._attention: PagedAttention = Gathered()
         self._planned: tuple[StepShape, ...] = ()
         self._graphs: StepGraphs | None = None
 
@@ -76,6 +87,8 @@ class PagedTransformers(AttentionModel):
     def allocate(self, blocks: int, block_tokens: int) -> None:
         """See `Backend`."""
         super().allocate(blocks, block_tokens)
+        layers = [(layout, self._heads[layer]) for layer, layout in self._layouts.items()]
+        self._attention = _attention_choice.chosen(layers, block_tokens, self._device)
         if self._native is not None:
             self._native.bind(self.pages)
 
@@ -99,7 +112,7 @@ class PagedTransformers(AttentionModel):
             self._layouts.values(),
             block_tokens,
             vocab_size=self._vocab_size,
-            heads=config.num_attention_heads,
+            heads=max(self._heads.values(), default=0),
             width=max(config.hidden_size, getattr(config, "intermediate_size", None) or 0),
             itemsize=self._dtype.itemsize,
         )
@@ -118,12 +131,18 @@ class PagedTransformers(AttentionModel):
             self._planned,
             recorder,
             vocab_size=self._vocab_size,
+            attention=self._attention,
             null_block=spare,
             dtype=self._dtype,
             device=self._device,
         )
         yield from graphs.record()
         self._graphs = graphs
+
+    @property
+    def attention(self) -> PagedAttention:
+        """How its eager and recorded steps attend over pages; steps in C have their own way."""
+        return self._attention
 
     @property
     def graphs(self) -> StepGraphs | None:
@@ -179,7 +198,7 @@ class PagedTransformers(AttentionModel):
     def _step(self, pages: Pages, batch: RaggedBatch) -> _attention.KeyValueStore:
         if self._invariant:
             return InvariantStep(pages, batch)
-        return PagedStep(pages, RaggedPlan(batch, pages.block_tokens, self._dtype, self._device))
+        return PagedStep(pages, RaggedPlan(batch, pages.block_tokens, self._dtype, self._device), self._attention)
 
     def _run(self, tokens: Any, positions: Any, wanted: Any, store: _attention.KeyValueStore) -> torch.Tensor:
         there = [torch.from_numpy(each).to(self._device) for each in (tokens, positions, wanted)]
@@ -200,14 +219,14 @@ class PagedTransformers(AttentionModel):
         return logits
 
     @torch.inference_mode()
-    def _discover(self) -> tuple[dict[int, LayerLayout], int]:
+    def _discover(self) -> tuple[dict[int, LayerLayout], dict[int, int], int]:
         """Learn from one tiny forward what each layer keeps; a model that cannot be paged is refused here."""
         probe = LayoutProbe()
         two = np.arange(2, dtype=np.int64)
         logits = self._run(np.zeros(2, dtype=np.int64), two, two, probe)
         windows = {layer: layout.window for layer, layout in probe.layouts.items()}
         _refusals.refuse_unseen_windows(self._model.config, windows)
-        return dict(sorted(probe.layouts.items())), logits.shape[-1]
+        return dict(sorted(probe.layouts.items())), probe.heads, logits.shape[-1]
 
 
 def _anatomy(model: Any, layouts: Mapping[int, LayerLayout]) -> Anatomy:
