@@ -27,7 +27,8 @@ class CudaRecorder:
     """By CUDA graphs. All share one pool of memory: what a step keeps for others is in tensors that were made before.
 
     A step runs once before it is captured, on a stream of its own, so that libraries load and choose what they use.
-    Errors of capturing are those of this thread: others may use the device meanwhile.
+    What could not be captured is refused there already: a capture that fails leaves the allocator in a state of its
+    own. Errors of capturing are those of this thread: others may use the device meanwhile.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,15 +38,17 @@ class CudaRecorder:
 
     def record(self, step: Step) -> Step:
         """See `Recorder`."""
-        with torch.cuda.device(self._device):
-            current = torch.cuda.current_stream()
-            self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                step()
-            current.wait_stream(self._stream)
-            graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream), NoLooks():  # type: ignore[no-untyped-call]
+            step()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 step()
+        finally:
+            torch.cuda.set_stream(current)  # where a capture fails, torch does not
         replay: Step = graph.replay
         return replay
 
@@ -58,7 +61,7 @@ class PlainRecorder:
 
     def record(self, step: Step) -> Step:
         """See `Recorder`."""
-        with _NoLooks():  # type: ignore[no-untyped-call]
+        with NoLooks():  # type: ignore[no-untyped-call]
             step()
         return step
 
@@ -78,9 +81,23 @@ def _by_truth(indices: Any) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-class _NoLooks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+def _to_host(args: Any, kwargs: Any) -> bool:
+    """Whether a copy leaves a device for the host."""
+    goes = [each for each in (*args[1:], kwargs.get("device")) if isinstance(each, torch.device | str)]
+    return args[0].device.type != "cpu" and any(torch.device(each).type == "cpu" for each in goes)
+
+
+class NoLooks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In its scope such operators raise RuntimeError, and so does what brings values to the host."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
-        if name in _LOOKS or (name in _INDEXED and _by_truth(args[1])) or (name == "aten::where" and len(args) == 1):
+        brings = name in ("aten::_to_copy", "aten::to") and _to_host(args, kwargs or {})
+        if (
+            brings
+            or name in _LOOKS
+            or (name in _INDEXED and _by_truth(args[1]))
+            or (name == "aten::where" and len(args) == 1)
+        ):
             raise RuntimeError(f"{name} makes the host look at a value, or brings one from it; it cannot be recorded")
         return func(*args, **(kwargs or {}))

@@ -190,7 +190,7 @@ class RaggedPlan:
         if not hidden.any():
             return None
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        mask.masked_fill_(torch.from_numpy(hidden).to(self._device), float("-inf"))
+        mask.masked_fill_(torch.from_numpy(hidden).to(self._device, non_blocking=True), float("-inf"))
         if mask.shape[1] > 1:
             mask = mask.repeat(1, fold, 1)
         return mask[:, None]
@@ -211,7 +211,7 @@ class RaggedPlan:
         return self._to_device(slots)
 
     def _to_device(self, array: Ints) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
 
 def _hidden_in_tree(tree: TokenTree, queries: Ints, keys: Ints, window: int | None) -> Bools:

@@ -25,4 +25,4 @@ class Staging:
         """Bring the first words to the device, behind what it was told to do before."""
         self.device_words[:words].copy_(self.host_words[:words], non_blocking=True)
         if self._sent is not None:
-            self._sent.record()
+            self._sent.record(torch.cuda.current_stream(self.device_words.device))

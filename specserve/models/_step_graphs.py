@@ -7,6 +7,7 @@ which batch takes which. All shapes share their buffers, as only one of them run
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -90,10 +91,14 @@ class StepGraphs:
 
         Raises RuntimeError where a step cannot be recorded.
         """
-        for shape in reversed(self._planned):
-            self._staging.device_words.zero_()
-            self._replays[shape] = self._recorder.record(self._step(shape))
-            yield shape
+        gc.freeze()  # each capture collects garbage, which takes longer than the capture where there are many objects
+        try:
+            for shape in reversed(self._planned):
+                self._staging.device_words.zero_()
+                self._replays[shape] = self._recorder.record(self._step(shape))
+                yield shape
+        finally:
+            gc.unfreeze()
         self._recorded = self._planned
 
     def run(self, batch: RaggedBatch) -> torch.Tensor | None:

@@ -201,7 +201,7 @@ class PagedTransformers(AttentionModel):
         return PagedStep(pages, RaggedPlan(batch, pages.block_tokens, self._dtype, self._device), self._attention)
 
     def _run(self, tokens: Any, positions: Any, wanted: Any, store: _attention.KeyValueStore) -> torch.Tensor:
-        there = [torch.from_numpy(each).to(self._device) for each in (tokens, positions, wanted)]
+        there = [torch.from_numpy(each).to(self._device, non_blocking=True) for each in (tokens, positions, wanted)]
         return self._compute(there[0], there[1], there[2], store)
 
     def _compute(

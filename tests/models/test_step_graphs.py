@@ -9,11 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pretend_device import ELSEWHERE, PretendDevice, there
 from taped import TapeRecorder
 from tiny_causal import BLOCK, BLOCKS, CONFIGS, VOCABULARY, paged, ragged, random_tokens, tiny
 
 from specserve.models import _linear
+from specserve.models._pages import LayerLayout, PagedStep, Pages
 from specserve.models._recorder import PlainRecorder
+from specserve.models._row_groups import RaggedPlan
+from specserve.models._static_plan import StaticInputs, StaticPlan
 from specserve.models._step_shapes import StepShape
 from specserve.models.paged_transformers import PagedTransformers
 
@@ -216,6 +220,48 @@ def test_a_step_that_looks_at_values_is_refused(look) -> None:
     for inference in (False, True):
         with torch.inference_mode(inference), pytest.raises(RuntimeError, match="cannot be recorded"):
             PlainRecorder().record(lambda: look(rows))
+
+
+def test_a_step_that_brings_values_to_the_host_is_refused() -> None:
+    """From a device of another kind than the host's."""
+    with pytest.raises(RuntimeError, match="cannot be recorded"):
+        PlainRecorder().record(lambda: torch.zeros(3, device="meta").to("cpu"))
+
+
+@pytest.mark.parametrize("recorded_step", [True, False])
+def test_steps_on_a_device_neither_look_nor_wait(recorded_step: bool) -> None:
+    """Plans and attention on a device that is not there: what the host's plan says, and all of it sent ahead."""
+    shape = StepShape(4, 4, 48, 4)
+    rows = [(random_tokens(1, 3), 5, [9, 4]), (random_tokens(2, 1), 0, [30]), (random_tokens(3, 4), 6, [1, 2, 7])]
+    batch = ragged(rows)
+    words = torch.zeros(StaticInputs.size(shape, BLOCK), dtype=torch.int64)
+    StaticInputs.within(words, shape, BLOCK).fill(batch, BLOCKS)
+    layouts = {layer: LayerLayout(2, 8, 8, torch.float32, window) for layer, window in enumerate((None, 5))}
+    tokens = shape.positions if recorded_step else len(batch.tokens)
+    heads = torch.randn(3, tokens, 4, 8, generator=torch.Generator().manual_seed(0))
+
+    def attended(device: torch.device, put) -> list[torch.Tensor]:
+        pages = Pages(layouts, BLOCKS + 1, BLOCK, device)
+        if recorded_step:
+            inputs = StaticInputs.within(put(words), shape, BLOCK)
+            plan = StaticPlan(shape, inputs, BLOCK, BLOCKS * BLOCK, torch.float32)
+        else:
+            plan = RaggedPlan(batch, BLOCK, torch.float32, device)
+        query, key, value = put(heads[0]), put(heads[1, :, :2]), put(heads[2, :, :2])
+        assert plan.packed() is not None
+        return [
+            PagedStep(pages, plan).attend(layer, query, key, value, scaling=None, window=window, softcap=softcap)
+            for layer, window in enumerate((None, 5))
+            for softcap in (None, 2.0)
+        ]
+
+    expected = attended(torch.device("cpu"), lambda tensor: tensor)
+    with PretendDevice() as device:
+        found = attended(ELSEWHERE, there)
+    assert not device.looks
+    assert not device.waits
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.as_subclass(torch.Tensor), theirs)
 
 
 def test_before_all_is_recorded_nothing_is_replayed() -> None:
