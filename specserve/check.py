@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from specserve.models import Backend
+    from specserve.models._pages import LayerLayout
+    from specserve.models._step_shapes import StepShape
 
 Role = Literal["target", "draft"]
 
@@ -164,7 +166,7 @@ def _model(role: Role, model: ModelConfig, config: Config, seen: _Seen) -> Itera
     kv = None
     if described is not None:
         block_tokens = config.engine.block_tokens
-        room = _kv_room(role, folder, model, config, device)
+        room = _kv_room(role, folder, model, config, device, described)
         rows = config.engine.max_requests
         blocks = loading.derive_blocks(model, cast("Backend", described), block_tokens, rows, room)
         seen.kv[role] = _Kv(blocks, described.context_length)
@@ -193,15 +195,29 @@ def _quantized(folder: Path, model: ModelConfig, device: torch.device) -> str:
     return f" with weights rounded to {model.quantization} but written out, so no faster ({held})"
 
 
-def _kv_room(role: Role, folder: Path, model: ModelConfig, config: Config, device: torch.device) -> int:
+def _kv_room(
+    role: Role, folder: Path, model: ModelConfig, config: Config, device: torch.device, described: _Described
+) -> int:
     """Bytes that KV gets where its size is not configured, as the worker will find them once its weights are there."""
     from specserve.models import loading
 
     vocab_size = int(loading.read_model_config(folder).get("vocab_size", 0))
     weights = _memory_plan.held_bytes(folder, model, device) // model.tensor_parallel
     slots = _memory_plan.slot_bytes(config.draft, config.engine, vocab_size) if role == "draft" else 0
-    plan = _memory_plan.plan(config.engine, vocab_size, device, weights, slots)
+    steps = _step_bytes(role, model, config, device, described)
+    plan = _memory_plan.plan(config.engine, vocab_size, device, weights, slots, steps)
     return replace(plan, free=plan.free - weights).kv_room(role, device)
+
+
+def _step_bytes(role: Role, model: ModelConfig, config: Config, device: torch.device, described: _Described) -> int:
+    """Bytes of the steps that the worker will record."""
+    from specserve.models import _recording
+    from specserve.models._step_shapes import planned
+
+    invariant = role == "target" and config.engine.batch_invariant
+    if not _recording.wanted(model, device) or model.tensor_parallel > 1 or invariant:
+        return 0
+    return described.step_bytes(planned(role, config.engine, described.context_length), config.engine.block_tokens)
 
 
 def _emulated(role: Role, model: ModelConfig, config: Config, seen: _Seen) -> Finding:
@@ -220,11 +236,30 @@ class _Described:
     """What config.json tells of a backend: as much as block arithmetic asks of one."""
 
     context_length: int
-    bytes_per_position: int
+    layout: LayerLayout
+    layers: int
+    ranks: int
+    heads: int
+    width: int
+    vocab_size: int
 
     def bytes_per_block(self, block_tokens: int) -> int:
         """Bytes of KV of one block, all layers together."""
-        return block_tokens * self.bytes_per_position
+        return block_tokens * self.layers * self.layout.bytes_per_position // self.ranks
+
+    def step_bytes(self, shapes: Sequence[StepShape], block_tokens: int) -> int:
+        """Bytes of these recorded steps."""
+        from specserve.models._step_graphs import graph_bytes
+
+        return graph_bytes(
+            shapes,
+            [self.layout] * self.layers,
+            block_tokens,
+            vocab_size=self.vocab_size,
+            heads=self.heads,
+            width=self.width,
+            itemsize=self.layout.dtype.itemsize,
+        )
 
 
 # With any of these, layers differ in what they keep per position, or keep something other than keys and values.
@@ -239,6 +274,7 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
     import torch
 
     from specserve.models import _refusals, _rope, loading
+    from specserve.models._pages import LayerLayout
 
     if loading.backend_of(folder, model) != loading.PAGED:
         return None
@@ -250,8 +286,9 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
         return None
     kv_heads = getattr(found, "num_key_value_heads", None) or heads
     head_dim = getattr(found, "head_dim", None) or found.hidden_size // heads
-    itemsize = cast("torch.dtype", getattr(torch, model.dtype)).itemsize
-    return _Described(context, layers * kv_heads * 2 * head_dim * itemsize // model.tensor_parallel)
+    layout = LayerLayout(kv_heads, head_dim, head_dim, getattr(torch, model.dtype), None)
+    width = max(found.hidden_size, getattr(found, "intermediate_size", None) or 0)
+    return _Described(context, layout, layers, model.tensor_parallel, heads, width, found.vocab_size)
 
 
 def _draft(config: Config, seen: _Seen) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from time import perf_counter
 
+import torch
 from rich.console import Console
 from rich.progress import track
 
@@ -24,7 +25,7 @@ def plan(
 
     Raises ConfigError where `graphs: on` asks for what cannot be.
     """
-    if config.graphs == "off" or (config.graphs == "auto" and backend.device.type != "cuda"):
+    if not wanted(config, backend.device):
         return None
     hindrance = _hindrance(backend, role, engine, ranks)
     if hindrance is None and isinstance(backend, RecordsSteps):
@@ -34,6 +35,11 @@ def plan(
         raise ConfigError(f"graphs: on records the {role}'s steps, but {hindrance}; set it to auto or off")
     log.info("the %s's steps are launched one by one: %s", role, hindrance)
     return None
+
+
+def wanted(config: ModelConfig, device: torch.device) -> bool:
+    """Whether steps are to be recorded on this device, where the model lets it."""
+    return config.graphs == "on" or (config.graphs == "auto" and device.type == "cuda")
 
 
 def _hindrance(backend: Backend, role: Role, engine: EngineConfig, ranks: RankGroup | None) -> str | None:

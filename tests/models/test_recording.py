@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 from tiny_models import equal_pair, tiny_llama
 
+from specserve import check
 from specserve.config import EngineConfig, ModelConfig, parse
 from specserve.errors import ConfigError
 from specserve.local import LocalEngine, load_parts
@@ -35,6 +37,18 @@ def test_steps_are_recorded_where_that_is_asked_for(folder, role) -> None:
     assert backend.graphs is not None
     assert backend.graphs._recorded == planned(role, ENGINE, backend.context_length)
     assert info.memory["graphs"] == backend.step_bytes(ENGINE.block_tokens) > 0
+
+
+def test_check_counts_what_workers_plan(folder) -> None:
+    """From the model's files alone, as many bytes for recorded steps; none where none are recorded."""
+    made = parse({"target": config(folder, "on").model_dump(), "engine": {"depth": 2, "max_requests": 2}})
+    backend, _ = load_backend(made.target, "target", made.engine)
+    described = check._described(folder, made.target)
+    device = torch.device("cpu")
+    found = check._step_bytes("target", made.target, made, device, described)
+    assert found == backend.step_bytes(made.engine.block_tokens) > 0
+    assert described.bytes_per_block(16) == backend.bytes_per_block(16)
+    assert check._step_bytes("target", config(folder, "auto"), made, device, described) == 0
 
 
 def test_a_cpu_has_nothing_to_gain(folder) -> None:
