@@ -16,6 +16,7 @@ from specserve.drafting.workspace import Workspace
 from specserve.errors import ConfigError
 from specserve.models import Backend, DraftHead, _memory
 from specserve.models._stretches import Stretch
+from specserve.sampling import host
 from specserve.sampling.dists import process
 from specserve.sampling.noise import token_keys
 from specserve.sampling.profiles import Settings
@@ -198,8 +199,9 @@ class _Growth:
         settings = Settings.of([chain.profile for chain in ends])
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         keys = token_keys(settings.seeds, torch.tensor([chain.first for chain in ends]), settings.branches)
-        ranking: list[list[int]] = race_ranking(dist, keys, width).tolist()
-        return ranking
+        (ranking,) = host.read(race_ranking(dist, host.send(keys, dist.device), width))
+        ranked: list[list[int]] = ranking.tolist()
+        return ranked
 
 
 def _feed_of_trunk(trunk: Trunk) -> Stretch:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from pretend_device import ELSEWHERE, PretendDevice, there
 from table_backend import TableBackend
-from worker_messages import Part, opened, plan
+from worker_messages import Part, ints, opened, plan
 
 from specserve.drafting.small_model import SmallModel
 from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import DenseDists, SparseDists, Workspace
-from specserve.transport.messages import Push
+from specserve.transport.messages import PlanAhead, Push, PushAhead
+from specserve.tree_shape import TreeShape
 
 VOCAB, DEPTH = 9, 3
 TABLE = torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
@@ -34,6 +38,72 @@ class OnDevice(TableBackend):
     def forward(self, batch):
         """See `TableBackend`."""
         return there(super().forward(batch))
+
+
+SHAPES = [TreeShape((3, 2, 1), 3, 15), TreeShape(None, 3, 8)]
+
+
+def made(on_device: bool, ranks: int = 0, slots: int = 64, **worker: object) -> DraftWorker:
+    """A worker on a model here or there."""
+    backend = OnDevice(TABLE) if on_device else TableBackend(TABLE)
+    backend.allocate(64, 4)
+    workspace = Workspace(slots, SparseDists(slots, VOCAB, backend.device), backend.device, ranks=ranks)
+    return DraftWorker(SmallModel(backend, VOCAB), workspace, vocab_size=VOCAB, block_tokens=4, **worker)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["static", "dynamic"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_trees_grow_on_a_device_as_on_the_host(shape: TreeShape, options: dict) -> None:
+    """The same siblings and parents; they look more often than once a level."""
+
+    def grown(on_device: bool) -> tuple[list[int], list[int]]:
+        worker = made(on_device, shape=shape)
+        count = shape.parents(3)
+        parts = [
+            Part(row, 0, [1, 2], range(8 * row, 8 * row + 8), slots=range(20 * row, 20 * row + count)) for row in (0, 1)
+        ]
+        for part in parts:
+            worker.handle(opened(part.row, seed=part.row, tokens=(1, 2), prompt_length=1, **options))
+        (push,) = worker.handle(replace(plan(parts), levels=ints([3, 3])))
+        assert isinstance(push, Push), push
+        return push.tokens.tolist(), push.parents.tolist()
+
+    expected = grown(False)
+    with PretendDevice():
+        assert grown(True) == expected
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_drafting_ahead_on_a_device_is_drafting_ahead_on_the_host(options: dict) -> None:
+    """Guesses behind a whole text, by rank or by the target's noise, and the branches that grow from them."""
+
+    def ahead(on_device: bool) -> list[list[int]]:
+        worker = made(on_device, ranks=4)
+        worker.handle(opened(1, seed=11, tokens=(1, 2), prompt_length=1, **options))
+        told = {"epochs": 0, "bases": 2, "text_starts": 0, "text_lengths": 2, "starts": 0, "chain_lengths": 0}
+        told |= {"table_lengths": 1, "tables": 0, "branch_counts": 2, "next_slots": -1}
+        each = {"parents": 0, "firsts": 1, "depths": 3, "own_lengths": 2, "copies": 0}
+        message = PlanAhead(
+            plan=1,
+            rows=np.array([1]),
+            **{name: ints([value]) for name, value in told.items()},
+            **{name: ints([value] * 2) for name, value in each.items()},
+            ranks=ints([0, 1]),
+            texts=ints([1, 2]),
+            chain_slots=ints([]),
+            next_plans=np.array([0]),
+            slots=ints(range(4, 10)),
+            own_blocks=ints([2, 3, 4, 5]),
+        )
+        pushes = list(worker.handle(message))
+        assert all(isinstance(push, PushAhead) for push in pushes), pushes
+        return [push.tokens.tolist() for push in pushes]
+
+    expected = ahead(False)
+    assert len(expected) == 4
+    assert all(expected)
+    with PretendDevice():
+        assert ahead(True) == expected
 
 
 def drafted(backend: TableBackend, form: str, ranks: int, choices: list[dict]) -> tuple[Push, list[list[int]]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from pretend_device import ELSEWHERE, PretendDevice, there
@@ -10,8 +13,8 @@ from worker_messages import Part, opened, verify
 
 from specserve.config import EngineConfig
 from specserve.sampling import wire
-from specserve.transport.messages import Verdict
-from specserve.verification import judges_of
+from specserve.transport.messages import Verdict, Verify
+from specserve.verification import judges_of, tree_judges
 from specserve.verification.verifier import Verifier
 
 VOCAB = 7
@@ -48,21 +51,21 @@ class OnDevice(TableBackend):
         return there(super().forward(batch))
 
 
-def judged(backend: TableBackend, choices: list[dict]) -> Verdict:
+def judged(backend: TableBackend, choices: list[dict], message: Verify = ROUND) -> Verdict:
     backend.allocate(64, 4)
     worker = Verifier(backend, vocab_size=VOCAB)
     for row, options in enumerate(choices):
         worker.handle(opened(row, seed=5 + row, tokens=(1, 2, 3), prompt_length=1, **options))
-    (verdict,) = worker.handle(ROUND)
+    (verdict,) = worker.handle(message)
     assert isinstance(verdict, Verdict), verdict
     return verdict
 
 
-def looked(choices: list[dict]) -> PretendDevice:
+def looked(choices: list[dict], message: Verify = ROUND) -> PretendDevice:
     """What a round of these requests did, which says on the device what it says on the host."""
-    expected = judged(TableBackend(TABLE), choices)
+    expected = judged(TableBackend(TABLE), choices, message)
     with PretendDevice() as device:
-        found = judged(OnDevice(TABLE), choices)
+        found = judged(OnDevice(TABLE), choices, message)
     assert (found.kept.tolist(), found.next.tolist()) == (expected.kept.tolist(), expected.next.tolist())
     assert found.scores.logprobs.tolist() == pytest.approx(expected.scores.logprobs.tolist(), abs=1e-5)
     assert found.scores.top_ids.tolist() == expected.scores.top_ids.tolist()
@@ -91,3 +94,11 @@ def test_log_probabilities_take_a_second_look() -> None:
     device = looked([{"logprobs": 2}] * 3)
     assert sum(device.looks.values()) == 2
     assert not device.waits
+
+
+@pytest.mark.parametrize("rule", sorted(tree_judges()))
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_p": 0.8}], ids=str)
+def test_trees_are_judged_on_a_device_as_on_the_host(rule: str, options: dict) -> None:
+    """Two siblings and a child of one; nothing waits on its way there."""
+    message = replace(ROUND, parents=np.array([-1, -1, 0, -1, -1], dtype=np.int32))
+    assert not looked([options | {"rule": rule}] * 3, message).waits
