@@ -31,6 +31,14 @@ def there(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_subclass(Elsewhere)
 
 
+def moved(model: torch.nn.Module) -> torch.nn.Module:
+    """A model whose weights are there from now on."""
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            held.update({name: there(tensor.detach()) for name, tensor in held.items() if tensor is not None})
+    return model
+
+
 def _here(value: Any) -> Any:
     return tree_map_only(Elsewhere, lambda each: each.as_subclass(torch.Tensor), value)
 
@@ -66,6 +74,8 @@ class PretendDevice(TorchFunctionMode):
             return self._moved(func, name, args, kwargs, goes)
         if not mine:
             return func(*args, **kwargs)
+        if name == "copy_" and len(mine) == 1:
+            return self._copied(args, kwargs)
         if name in _READS or name in _SIZED or (name == "where" and len(args) == 1):
             self._look(name, args, kwargs)
             found = func(*_here(args), **_here(kwargs))
@@ -112,6 +122,17 @@ class PretendDevice(TorchFunctionMode):
         if was_there and name == "to":
             self._look("to", args, kwargs)
         return found
+
+    def _copied(self, args: Any, kwargs: Any) -> Any:
+        """Between host and device; into the device it may be waited for or not."""
+        if not isinstance(args[0], Elsewhere):
+            self.looks["copy_"] += 1
+        elif kwargs.get("non_blocking", False):
+            self.sent += 1
+        else:
+            self.waits["copy_"] += 1
+        args[0].as_subclass(torch.Tensor).copy_(_here(args[1]))
+        return args[0]
 
     def _indices(self, index: Any) -> Any:
         for each in index if isinstance(index, tuple) else (index,):

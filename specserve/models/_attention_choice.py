@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 
 import numpy as np
 import torch
@@ -88,8 +87,11 @@ class Case:
         self._layout = layout
         lengths, ends = np.array([1, 5, 1, 33, 5, 5]), np.array([700, 1030, 1, 64, 5, 257])
         width = int(-(-ends.max() // block_tokens))
-        generator = torch.Generator(device).manual_seed(0)
-        normal = partial(torch.randn, generator=generator, device=device, dtype=layout.dtype)
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*sizes: int) -> torch.Tensor:
+            return torch.randn(sizes, generator=generator).to(device, layout.dtype)
+
         tables = np.random.default_rng(0).permutation(len(ends) * width).reshape(len(ends), width).astype(np.int32)
         self._keys = normal(tables.size * block_tokens, layout.kv_heads, layout.key_dim)
         self._values = normal(tables.size * block_tokens, layout.kv_heads, layout.value_dim)

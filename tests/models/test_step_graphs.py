@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pretend_device import ELSEWHERE, PretendDevice, there
+from pretend_device import ELSEWHERE, PretendDevice, moved, there
 from taped import TapeRecorder
 from tiny_causal import BLOCK, BLOCKS, CONFIGS, VOCABULARY, paged, ragged, random_tokens, tiny
 
@@ -262,6 +262,29 @@ def test_steps_on_a_device_neither_look_nor_wait(recorded_step: bool) -> None:
     assert not device.waits
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine.as_subclass(torch.Tensor), theirs)
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_a_replay_is_one_transfer_and_no_look(family: str) -> None:
+    """A whole model on a device that is not there: eager steps send what they need ahead, replays all of it at once."""
+    eager = paged(family)
+    with PretendDevice() as device:
+        backend = PagedTransformers(moved(tiny(family)), None)
+        assert backend.device == ELSEWHERE
+        backend.plan_steps(SHAPES)
+        backend.allocate(BLOCKS, BLOCK)
+        assert list(backend.record_with(PlainRecorder()))
+        for number, rows in enumerate(rounds()):
+            device.looks.clear()
+            device.waits.clear()
+            before, replayed = device.sent, backend.graphs.replayed
+            found = backend.forward(ragged(rows))
+            assert not device.looks
+            assert not device.waits
+            if number:
+                assert (backend.graphs.replayed, device.sent) == (replayed + 1, before + 1)
+            expected = eager.forward(ragged(rows))
+            torch.testing.assert_close(found.as_subclass(torch.Tensor), expected, atol=2e-5, rtol=2e-5)
 
 
 def test_before_all_is_recorded_nothing_is_replayed() -> None:
