@@ -14,11 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from specserve.models import RaggedBatch
 from specserve.models._row_groups import PackedRows, RowGroup, running
 from specserve.models._step_shapes import StepShape
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +50,15 @@ class StaticInputs:
         tokens, starts, lengths, tables, wanted = torch.split(buffer[: sum(sizes)], sizes)
         return StaticInputs(tokens.view(shape.rows, -1), starts, lengths, tables.view(shape.rows, -1), wanted)
 
-    def fill(self, batch: RaggedBatch, null_block: int) -> None:
-        """Write a batch that fits, and padding where it has nothing. On the host only."""
+    def fill(self, batch: RaggedBatch, null_block: int) -> Ints:
+        """Write a batch that fits, and padding where it has nothing; where each token went. On the host only."""
         tokens, starts, lengths, tables, wanted = (
             view.numpy() for view in (self.tokens, self.starts, self.lengths, self.tables, self.wanted)
         )
         rows, queries = len(batch.offsets) - 1, tokens.shape[1]
         owners = np.repeat(np.arange(rows), np.diff(batch.offsets))
         # Where each token goes: a row ends at its last place.
-        flat = (owners + 1) * queries + np.arange(len(batch.tokens)) - batch.offsets[owners + 1]
+        flat: Ints = (owners + 1) * queries + np.arange(len(batch.tokens)) - batch.offsets[owners + 1]
         tokens.fill(0)
         tokens.reshape(-1)[flat] = batch.tokens
         starts[:rows], starts[rows:] = batch.positions[batch.offsets[:-1]], 0
@@ -65,6 +68,7 @@ class StaticInputs:
         tables[:rows, :width] = batch.tables[:, :width]
         wanted.fill(0)
         wanted[: len(batch.wanted)] = flat[batch.wanted]
+        return flat
 
 
 def _sizes(shape: StepShape, block_tokens: int) -> list[int]:

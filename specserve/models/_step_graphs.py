@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from specserve.models import RaggedBatch
@@ -17,7 +18,7 @@ from specserve.models._attention import KeyValueStore
 from specserve.models._pages import LayerLayout, PagedAttention, PagedStep, Pages
 from specserve.models._recorder import Recorder, Step
 from specserve.models._staging import Staging
-from specserve.models._static_plan import StaticInputs, StaticPlan
+from specserve.models._static_plan import Ints, StaticInputs, StaticPlan
 from specserve.models._step_shapes import StepShape, by_cost, dispatched
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, KeyValueStore], torch.Tensor]
@@ -56,7 +57,10 @@ def graph_bytes(
 
 
 class StepGraphs:
-    """pages must have a block behind those that are given out, `null_block`, for what padding writes."""
+    """pages must have a block behind those that are given out, `null_block`, for what padding writes.
+
+    states gives the hidden states [T, width] of what was computed last, where somebody reads them.
+    """
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class StepGraphs:
         recorder: Recorder,
         *,
         attention: PagedAttention,
+        states: Callable[[], torch.Tensor] | None = None,
         vocab_size: int,
         null_block: int,
         dtype: torch.dtype,
@@ -75,6 +80,9 @@ class StepGraphs:
         self._pages = pages
         self._recorder = recorder
         self._attention = attention
+        self._compute_states = states
+        self._states: torch.Tensor | None = None
+        self._places: Ints = np.empty(0, np.int64)
         self._null_block = null_block
         self._dtype = dtype
         self._staging = Staging(max(StaticInputs.size(shape, pages.block_tokens) for shape in shapes), device)
@@ -108,11 +116,27 @@ class StepGraphs:
             self.eager += 1
             return None
         self._staging.free()
-        self._inputs(self._staging.host_words, shape).fill(batch, self._null_block)
+        self._places = self._inputs(self._staging.host_words, shape).fill(batch, self._null_block)
         self._staging.send(StaticInputs.size(shape, self._pages.block_tokens))
         self._replays[shape]()
         self.replayed += 1
         return self._logits[: len(batch.wanted)].clone()
+
+    def observed(self) -> torch.Tensor:
+        """Hidden states [T, width] of the tokens of the last replay."""
+        assert self._states is not None, "somebody reads them, and a step was recorded"
+        places = torch.from_numpy(self._places).to(self._states.device, non_blocking=True)
+        return self._states[places]
+
+    def _keep_states(self, shape: StepShape) -> None:
+        """Copy what was computed to where all recorded steps leave it; the first of them to run has the most."""
+        if self._compute_states is None:
+            return
+        found = self._compute_states()
+        if self._states is None:
+            most = max(each.positions for each in self._planned)
+            self._states = found.new_zeros(most, found.shape[1])
+        self._states[: shape.positions].copy_(found)
 
     def _inputs(self, words: torch.Tensor, shape: StepShape) -> StaticInputs:
         return StaticInputs.within(words, shape, self._pages.block_tokens)
@@ -125,5 +149,6 @@ class StepGraphs:
             plan = StaticPlan(shape, inputs, self._pages.block_tokens, null_slot, self._dtype)
             store = PagedStep(self._pages, plan, self._attention)
             logits.copy_(self._compute(inputs.tokens.view(-1), plan.positions, inputs.wanted, store))
+            self._keep_states(shape)
 
         return step

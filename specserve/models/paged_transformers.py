@@ -78,6 +78,7 @@ class PagedTransformers(AttentionModel):
         self._attention: PagedAttention = Gathered()
         self._planned: tuple[StepShape, ...] = ()
         self._graphs: StepGraphs | None = None
+        self._was_replayed = False
 
     @property
     def model(self) -> Any:
@@ -132,6 +133,7 @@ class PagedTransformers(AttentionModel):
             recorder,
             vocab_size=self._vocab_size,
             attention=self._attention,
+            states=None if self._observer is None else self._observer.states,
             null_block=spare,
             dtype=self._dtype,
             device=self._device,
@@ -168,16 +170,19 @@ class PagedTransformers(AttentionModel):
     def observe(self, layers: Sequence[int]) -> None:
         """See `ShowsHidden`."""
         if self._graphs is not None:
-            log.warning("hidden states are read of this model, which recorded steps do not show; they are not used")
+            log.warning(
+                "hidden states are read of this model, whose steps were recorded without them; they are not used"
+            )
             self._graphs = None
-        if self._native is not None:
-            self._native.observe(layers)
-            return
         self._observer = Observer(self._model, layers)
         self._flat = None  # it goes past the modules that are observed
+        if self._native is not None:
+            self._native.observe(layers)
 
     def observed(self) -> torch.Tensor:
         """See `ShowsHidden`."""
+        if self._graphs is not None and self._was_replayed:
+            return self._graphs.observed()
         if self._native is not None:
             return self._native.observed()
         if self._observer is None:
@@ -188,6 +193,7 @@ class PagedTransformers(AttentionModel):
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's KV and return float32 logits [m, vocab_size] of the wanted tokens."""
         replayed = None if self._graphs is None else self._graphs.run(batch)
+        self._was_replayed = replayed is not None
         if replayed is not None:
             return replayed
         if self._native is not None:

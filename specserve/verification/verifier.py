@@ -238,9 +238,10 @@ class Verifier:
         draft_dists = self._draft_dists(groups, dists, logits)
         for group in groups:
             everything = len(group.logits) == len(logits)
-            places = host.send(group.logits, logits.device)
-            mine = logits if everything else logits[places]
-            sound = finite if everything else finite[places]
+            mine, sound = logits, finite
+            if not everything:
+                places = host.send(group.logits, logits.device)
+                mine, sound = logits[places], finite[places]
             if group.rule == GREEDY:
                 last, chosen = self._judge_greedy(group, mine)
             else:
@@ -294,8 +295,13 @@ def build(config: Config, ranks: RankGroup | None = None) -> tuple[Verifier, Wor
     """Load the target that the configuration names. Raises ConfigError for what cannot be loaded or does not fit."""
     speculator = _beside(config)
     if speculator is None:
-        backend, info = load_backend(config.target, "target", config.engine, ranks=ranks)
-        _show_hidden(backend, config)
+        backend, info = load_backend(
+            config.target,
+            "target",
+            config.engine,
+            ranks=ranks,
+            attach=lambda target, _: _showing_hidden(target, config),
+        )
     elif ranks is not None:
         raise ConfigError(
             f"draft.speculator {config.draft.speculator} reads the whole target, of which each rank holds a part; "
@@ -329,16 +335,17 @@ def _beside(config: Config) -> Any | None:
     return found if getattr(found, "KIND", None) == "beside" else None
 
 
-def _show_hidden(backend: Backend, config: Config) -> None:
-    """Let the target keep what the speculator reads of it, if anything. Raises ConfigError where it cannot."""
+def _showing_hidden(backend: Backend, config: Config) -> Backend:
+    """The target, which keeps what the speculator reads of it, if anything. Raises ConfigError where it cannot."""
     speculator = config.draft.speculator
     if config.engine.depth == 0 or speculator == NO_SPECULATOR:
-        return
+        return backend
     layers_read: LayersRead | None = getattr(folders.load("drafting", speculator), "layers_read", None)
     if layers_read is None:
-        return
+        return backend
     if not isinstance(backend, ShowsHidden):
         raise ConfigError(
             f"{speculator} reads the target's hidden states, which {config.target.source!r} does not show"
         )
     backend.observe(layers_read(config))
+    return backend

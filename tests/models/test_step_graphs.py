@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -287,8 +288,30 @@ def test_a_replay_is_one_transfer_and_no_look(family: str) -> None:
             torch.testing.assert_close(found.as_subclass(torch.Tensor), expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("layers", [(), (0, 2)])
+def test_hidden_states_are_those_of_eager_steps(layers: tuple[int, ...]) -> None:
+    """The last ones, or those that enter layers, of the real tokens in order; replayed or not, here and on a device."""
+    eager = paged("llama")
+    eager.observe(layers)
+    for on_device in (False, True):
+        with PretendDevice() if on_device else contextlib.nullcontext():
+            backend = PagedTransformers(moved(tiny("llama")) if on_device else tiny("llama"), None)
+            backend.observe(layers)
+            backend.plan_steps(SHAPES)
+            backend.allocate(BLOCKS, BLOCK)
+            assert list(backend.record_with(PlainRecorder()))
+            for rows in rounds():
+                batch = ragged(rows)
+                backend.forward(batch)
+                eager.forward(batch)
+                found, expected = backend.observed(), eager.observed()
+                assert found.shape == (len(batch.tokens), 32 * max(1, len(layers)))
+                torch.testing.assert_close(found.as_subclass(torch.Tensor), expected, atol=2e-5, rtol=2e-5)
+            assert backend.graphs.replayed == len(rounds()) - 1
+
+
 def test_before_all_is_recorded_nothing_is_replayed() -> None:
-    """And a model whose hidden states are read computes eagerly from then on."""
+    """And a model whose hidden states are read only from now on computes eagerly."""
     backend = PagedTransformers(tiny("llama"), None)
     backend.plan_steps(SHAPES)
     assert backend.step_bytes(BLOCK) > 0
