@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
 import torch
 
 from specserve.config import DraftConfig
 from specserve.drafting import Branch, DraftedTree, Grown, Job, Kind, Trunk
-from specserve.drafting._chains import Chain, Picker, allowed, feed_of, likeliest, next_of
+from specserve.drafting._ahead import AheadGrowth
+from specserve.drafting._chains import Chain, Picker, feed_of, next_of
 from specserve.drafting._trees import Growth
 from specserve.drafting.workspace import Workspace
 from specserve.errors import ConfigError
 from specserve.models import Backend, DraftHead, _memory
-from specserve.models._stretches import Stretch
-from specserve.sampling import host
-from specserve.sampling.dists import process
-from specserve.sampling.noise import token_keys
-from specserve.sampling.profiles import Settings
-from specserve.sampling.race import race_ranking
 from specserve.tree_shape import TreeShape
 
 KIND: Final[Kind] = "model"
@@ -72,7 +66,7 @@ class SmallModel:
 
     def explore(self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace) -> Iterator[Grown]:
         """See `drafting.Speculator`."""
-        growth = _Growth(trunks, branches, workspace, self._vocab_size)
+        growth = AheadGrowth(trunks, branches, workspace, self._vocab_size)
         for step in range(growth.steps):
             sources, copies = growth.copies(step)
             if len(sources):
@@ -81,132 +75,3 @@ class SmallModel:
             # Where no branch has a guess, nothing is left to compute behind the feeds.
             logits = _memory.forward(self._backend, stretches) if stretches else torch.empty(0, self._vocab_size)
             yield growth.take(step, logits)
-
-
-_UNKNOWN = -1
-
-
-class _Growth:
-    """The branches of one plan as they grow, step by step."""
-
-    def __init__(
-        self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace, vocab_size: int
-    ) -> None:
-        self._trunks = trunks
-        self._fed = [index for index, trunk in enumerate(trunks) if len(trunk.feed)]
-        self._branches = branches
-        self._workspace = workspace
-        self._vocab_size = vocab_size
-        self._spans = [(branch.first, branch.first + len(branch.slots)) for branch in branches]  # steps
-        self.steps = max((end for _, end in self._spans), default=1)
-        self._others = [self._beside_chain(trunk) for trunk in trunks] if branches else []
-        self._guesses = [self._beside(branch) if branch.first == 0 else _UNKNOWN for branch in branches]
-        self._chains = [self._chain(branch, guess) for branch, guess in zip(branches, self._guesses, strict=True)]
-        self._picker = Picker(self._chains, vocab_size, workspace)
-
-    def _chain(self, branch: Branch, guess: int) -> Chain:
-        trunk = self._trunks[branch.trunk]
-        # A guess that is not known yet stands in as 0, so that positions are right.
-        before = [*trunk.chain[: branch.kept], max(guess, 0)]
-        return Chain(trunk.profile, trunk.base, branch.slots, trunk.shared_noise, before)
-
-    def _beside_chain(self, trunk: Trunk) -> list[list[int]]:
-        """For each chain token what else was likely where it was picked, likeliest first; then what is behind them."""
-        behind = [] if trunk.next_slot is None else [trunk.next_slot]
-        ranked = self._workspace.ranked(np.array([*trunk.chain_slots.tolist(), *behind], dtype=np.int64))
-        taken = [*trunk.chain, *(_UNKNOWN for _ in behind)]
-        return [
-            [each for each in ids if each not in (token, _UNKNOWN)] for token, ids in zip(taken, ranked, strict=True)
-        ]
-
-    def _beside(self, branch: Branch) -> int:
-        """A guess of what comes instead of a chain token, or behind the last one where that is known, by rank."""
-        return _at(self._others[branch.trunk][branch.kept], branch.rank)
-
-    def _growing(self, step: int) -> list[int]:
-        """The branches that take part in a step."""
-        return [
-            index
-            for index, (first, end) in enumerate(self._spans)
-            if first <= step < end and self._guesses[index] != _UNKNOWN
-        ]
-
-    def copies(self, step: int) -> tuple[list[int], list[int]]:
-        """Block ids, from and to, that are copied before a step."""
-        pairs = [
-            branch.copy
-            for branch, guess in zip(self._branches, self._guesses, strict=True)
-            if branch.first == step and guess != _UNKNOWN and branch.copy is not None
-        ]
-        return [source for source, _ in pairs], [copy for _, copy in pairs]
-
-    def stretches(self, step: int) -> list[Stretch]:
-        """The rows of a step: in the first one the trunks' feeds, and every growing branch's last token."""
-        feeds = [_feed_of_trunk(self._trunks[index]) for index in self._fed] if step == 0 else []
-        return feeds + [next_of(self._chains[index], self._branches[index].table) for index in self._growing(step)]
-
-    def take(self, step: int, logits: torch.Tensor) -> Grown:
-        """Pick every growing branch's next token and, behind the feeds, the guesses that waited for them."""
-        growing = self._growing(step)
-        fed = len(self._fed) if step == 0 else 0
-        if growing:
-            self._picker.pick(growing, logits[fed:])
-        if step == 0:
-            self._guess_late(logits[:fed])
-        chains = [(index, self._chains[index]) for index in growing]
-        return Grown(
-            guesses=[] if step else [(index, guess) for index, guess in enumerate(self._guesses) if guess != _UNKNOWN],
-            tokens=[
-                (index, len(chain.tokens) - 1, chain.tokens[-1])
-                for index, chain in chains
-                if chain.healthy == len(chain.tokens)
-            ],
-        )
-
-    def _guess_late(self, logits: torch.Tensor) -> None:
-        """The guesses that are fed in the second step; logits [trunks, V] are those behind the feeds."""
-        late = [(index, branch) for index, branch in enumerate(self._branches) if branch.first == 1]
-        told = [len(others) for others in self._others]  # places whose ranking needs no logits of this step
-        behind = {branch.trunk for _, branch in late if branch.kept == told[branch.trunk]}
-        rankings = self._rankings(sorted(behind), logits)
-        for index, branch in late:
-            known = branch.kept < told[branch.trunk]
-            guess = self._beside(branch) if known else _at(rankings[branch.trunk], branch.rank)
-            self._guesses[index] = guess
-            self._chains[index].before[-1] = max(guess, 0)
-
-    def _rankings(self, behind: list[int], logits: torch.Tensor) -> dict[int, list[int]]:
-        """What may follow the whole chains of these trunks, likeliest first, by their own way of picking."""
-        if not behind:
-            return {}
-        trunks = [self._trunks[index] for index in behind]
-        row_of = {index: row for row, index in enumerate(self._fed)}
-        rows = [row_of[index] for index in behind]
-        nothing = np.empty(0, dtype=np.int64)
-        ends = [Chain(trunk.profile, trunk.base, nothing, trunk.shared_noise, list(trunk.chain)) for trunk in trunks]
-        logits = allowed(logits if len(rows) == len(logits) else logits[rows], ends, self._vocab_size)
-        width = self._workspace.ranks
-        _, ids = likeliest(logits[:, : self._vocab_size], width)
-        ranked = ids.tolist()
-        raced = [at for at, trunk in enumerate(trunks) if trunk.shared_noise]
-        if raced:
-            # With shared noise it is the race that the target will run which says what it will draw.
-            for at, order in zip(raced, self._raced([ends[at] for at in raced], logits[raced], width), strict=True):
-                ranked[at] = order
-        return {trunk: [token for token in order if token >= 0] for trunk, order in zip(behind, ranked, strict=True)}
-
-    def _raced(self, ends: Sequence[Chain], logits: torch.Tensor, width: int) -> list[list[int]]:
-        settings = Settings.of([chain.profile for chain in ends])
-        dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
-        keys = token_keys(settings.seeds, torch.tensor([chain.first for chain in ends]), settings.branches)
-        (ranking,) = host.read(race_ranking(dist, host.send(keys, dist.device), width))
-        ranked: list[list[int]] = ranking.tolist()
-        return ranked
-
-
-def _feed_of_trunk(trunk: Trunk) -> Stretch:
-    return Stretch(trunk.start, trunk.feed, trunk.table, 1)
-
-
-def _at(ranking: Sequence[int], rank: int) -> int:
-    return ranking[rank] if rank < len(ranking) else _UNKNOWN

@@ -11,7 +11,7 @@ import torch
 from table_backend import TableBackend
 from test_rules_end_to_end import COUNT, LOSSLESS, SAMPLE, MarkovBackend, answers, engine_of, p_value, transitions
 
-from specserve.drafting import small_model
+from specserve.drafting import _ahead
 from specserve.errors import Unavailable
 from specserve.transport.local import ThreadChannel
 
@@ -55,7 +55,7 @@ def test_drawn_tokens_have_the_targets_law(rule, outcomes, tokens):
 
 def test_offering_what_was_compared_is_noticed(monkeypatch):
     """Were a guess that happened to be right offered as if it had been sampled, the check would see the bias."""
-    grown = small_model._Growth.take
+    grown = _ahead.AheadGrowth.take
 
     def likeliest(self, step, logits):
         """A broken step: drafted tokens are the likeliest ones, shipped with the dist they were not drawn from."""
@@ -66,7 +66,7 @@ def test_offering_what_was_compared_is_noticed(monkeypatch):
         result.tokens[:] = [(index, place, self._chains[index].tokens[place]) for index, place, _ in result.tokens]
         return result
 
-    monkeypatch.setattr(small_model._Growth, "take", likeliest)
+    monkeypatch.setattr(_ahead.AheadGrowth, "take", likeliest)
     assert p_value(transitions("rejection", 12_000, SlowMarkov, outcomes=16, slots=20_000)) < 1e-6
 
 
