@@ -255,8 +255,9 @@ class EngineConfig(Section):
             raise ValueError(f"the tree needs {shape.parents(self.depth)} slots for a request, slots is {self.slots}")
         if self.outcomes not in ("auto", 0) or self.depth_policy != "fixed":
             raise ValueError(
-                "trees are drafted behind a verdict and to a fixed depth; set outcomes to 0 or auto and depth_policy "
-                "to fixed, or leave tree out"
+                "trees are drafted behind a verdict, which tells the token that they grow from (ahead of it every "
+                "outcome would need a tree of its own), and to a fixed depth; set outcomes to 0 or auto and "
+                "depth_policy to fixed, or leave tree out"
             )
         return self
 

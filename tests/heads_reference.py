@@ -1,5 +1,7 @@
 """What a draft head drafts, worked out plainly: one sequence, everything read anew for every token, no cache.
 
+`AheadReference` does so for what is drafted ahead of verdicts, from what the draft worker was told.
+
 Written from the papers' descriptions (EAGLE, Li et al. 2024; EAGLE-3, Li et al. 2025) on the checkpoint's own names.
 """
 
@@ -93,14 +95,22 @@ class Reference:
         """What the output layer reads of a state."""
         return self._norm(state, self.weights["norm.weight"]) if self.third else state
 
+    def ranking(self, state: torch.Tensor) -> list[int]:
+        """The ids that may be said, likeliest first."""
+        ids = (self._head() @ self.normed(state)).argsort(descending=True)
+        return (ids + self.weights["d2t"][ids] if "d2t" in self.weights else ids).tolist()
+
     def _says(self, state: torch.Tensor) -> int:
-        best = int((self._head() @ self.normed(state)).argmax())
-        return best + int(self.weights["d2t"][best]) if "d2t" in self.weights else best
+        return self.ranking(state)[0]
+
+    def shown(self, states: torch.Tensor) -> torch.Tensor:
+        """What the head reads of the states that the target shows."""
+        return states @ self.weights["fc.weight"].T if self.third else states
 
     @torch.no_grad()
     def chain(self, tokens: list[int], shown: torch.Tensor, base: int, depth: int) -> list[torch.Tensor]:
         """The head's states at place `base` and behind it; all but the first are read with its own before them."""
-        hidden = (shown @ self.weights["fc.weight"].T if self.third else shown)[:base]
+        hidden = self.shown(shown)[:base]
         found: list[torch.Tensor] = []
         for place in range(base, base + depth):
             found.append(self.read(tokens[1 : place + 1], hidden)[-1])
@@ -110,8 +120,7 @@ class Reference:
     @torch.no_grad()
     def drafts(self, tokens: list[int], states: torch.Tensor, depth: int, begin: int = 1) -> list[int]:
         """The chain behind these tokens, whose states and perhaps more are given. Reading begins at token `begin`."""
-        states = states[begin - 1 : len(tokens) - 1]
-        hidden = states @ self.weights["fc.weight"].T if self.third else states
+        hidden = self.shown(states[begin - 1 : len(tokens) - 1])
         read = list(tokens[begin:])
         drafted: list[int] = []
         for _ in range(depth):
@@ -119,4 +128,53 @@ class Reference:
             drafted.append(self._says(new))
             read.append(drafted[-1])
             hidden = torch.cat([hidden, new[None]])
+        return drafted
+
+
+class AheadReference:
+    """What a head drafts ahead of verdicts. answers: by row all tokens and the states that the target shows at them.
+
+    A text that was read is a list of (token, state it was read with), from the second token on.
+    """
+
+    def __init__(self, head: Reference, answers: dict[int, tuple[list[int], torch.Tensor]]) -> None:
+        self.head = head
+        self.committed = {
+            row: list(zip(tokens[1:], head.shown(states[:-1]), strict=True))
+            for row, (tokens, states) in answers.items()
+        }
+        self.trunks: dict[int, list] = {}  # what was read last of each row
+        self.branches: dict[int, list] = {}  # by slot, what was read in the branch that it belongs to
+        self.states: dict[int, torch.Tensor] = {}  # by slot, what its token was picked from
+        self.plans: dict[int, int] = {}  # by slot, the last plan that drafted there
+
+    def _behind(self, read: list) -> torch.Tensor:
+        tokens, states = zip(*read, strict=True)
+        return self.head.read(list(tokens), torch.stack(states))[-1]
+
+    @torch.no_grad()
+    def follow(self, row: int, start: int, base: int, chain: list[int], slots: list[int], behind: tuple[int, int]):
+        """Feed a trunk; returns what was read of it, and the states that its outcomes' next tokens are picked from."""
+        next_slot, next_plan = behind
+        read = self.branches[slots[0]] if chain else self.trunks.get(row, self.committed[row])
+        known = next_slot >= 0 and self.plans.get(next_slot) == next_plan
+        read = read[: base + len(chain) - 1 if known else start - 1]
+        if not known:
+            read += self.committed[row][start - 1 : base - 1]
+            fed = len(read) + 1 - base  # of the chain
+            read += [(token, self.states[slot]) for token, slot in zip(chain[fed:], slots[fed:], strict=True)]
+        assert [token for token, _ in read] == [token for token, _ in self.committed[row][: base - 1]] + chain
+        self.trunks[row] = read
+        return read, [*(self.states[slot] for slot in slots), self.states[next_slot] if known else self._behind(read)]
+
+    @torch.no_grad()
+    def grow(self, plan: int, read: list, guess: int, state: torch.Tensor, slots: list[int]) -> list[int]:
+        """The tokens drafted behind a guess, which is read with this state, in these slots."""
+        read = [*read, (guess, state)]
+        drafted = []
+        for slot in slots:
+            self.states[slot] = self._behind(read)
+            self.branches[slot], self.plans[slot] = read, plan
+            drafted.append(self.head.ranking(self.states[slot])[0])
+            read.append((drafted[-1], self.states[slot]))
         return drafted

@@ -174,8 +174,8 @@ class ToyDraft:
             slot = int(plan.next_slots[index])
             if slot >= 0 and self.made.get(slot) == int(plan.next_plans[index]):
                 whole = int(plan.text_starts[index]) + len(texts[index])
-                known = self.pages.read(tables[index], whole)[int(plan.text_starts[index]) :]
-                if known == texts[index]:
+                first = max(int(plan.text_starts[index]), int(plan.origins[index]) if len(plan.origins) else 0)
+                if self.pages.read(tables[index], whole)[first:] == texts[index][first - whole :]:
                     continue
                 self.unfed += 1
             for place, token in enumerate(texts[index][offset:]):

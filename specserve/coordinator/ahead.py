@@ -33,7 +33,7 @@ from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, fit
 from specserve.errors import ProtocolError
-from specserve.transport.messages import Failed, Message, PushAhead
+from specserve.transport.messages import Failed, Message, PlanAhead, PushAhead
 from specserve.types import AheadStats
 
 _CATCH_UP = 32
@@ -154,7 +154,10 @@ class AheadDrafts(WorkerSource):
             trunk.state.draft_known = trunk.base
         positions = sum(trunk.feed for trunk in trunks) + int(branches.depths.sum())
         self.link.activity.sent("draft", self._number, len(trunks) + len(branches), positions, trunks)
-        self.link.send(plan.message())
+        self.link.send(self._message(plan))
+
+    def _message(self, plan: AheadPlan) -> PlanAhead:
+        return plan.message()
 
     def _note_slot_waits(self, plan: AheadPlan) -> None:
         """Requests that could have had a branch, had there been a slot left, wait for one."""
@@ -172,12 +175,12 @@ class AheadDrafts(WorkerSource):
     def _trunk(self, row: CheckedRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> Trunk | None:
         state = row.state
         self.link.share(state, among)
-        branching = row.due and self.link.policy.ahead(state) > 0
+        text = self._reach(row, among)
+        branching = row.due and self.link.policy.ahead(state) > 0 and text == row.start + row.feed
         chain = row.chain if branching and row.chain.slots else NOTHING
-        text = row.start + row.feed
         end = min(text + len(chain.tokens), self.link.context)
         due = branching and end == text + len(chain.tokens)
-        start = min(state.draft_cached, end - 1) if due else state.draft_cached
+        start = max(min(state.draft_cached, end - 1), state.draft_origin) if due else state.draft_cached
         feed = min(end - start, budget)
         if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):
             return None
@@ -185,6 +188,11 @@ class AheadDrafts(WorkerSource):
         behind = chain.next_slot if due and state.draft_cached >= end - 1 else None
         base = min(text, start + feed)
         return Trunk(state, row.epoch, base, start, feed, chain if due else NOTHING, due, next_slot=behind)
+
+    def _reach(self, row: CheckedRow, among: Sequence[RequestState]) -> int:
+        """How many committed tokens the draft covers, or can be fed now."""
+        del among
+        return row.start + row.feed
 
     def _time_left(self, now_s: float) -> _TimeLeft | None:
         """What the worker has for the plan; None when nothing is known yet."""

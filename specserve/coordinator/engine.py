@@ -29,7 +29,7 @@ from specserve.coordinator.depth import Checked
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.fairness import enqueue, has_room
 from specserve.coordinator.guarded import Guarded
-from specserve.coordinator.hidden_drafts import HiddenDrafts
+from specserve.coordinator.hidden_drafts import HiddenAhead, HiddenDrafts
 from specserve.coordinator.levels import check_idle, check_pools, pool_levels
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
@@ -623,8 +623,8 @@ class Engine:
         slot_waits = SlotWaits(self._metrics, self._clock)
         shared = (self._slots, self._policy, self._metrics, self.activity, slot_waits)
         link = WorkerLink(self._config, info, channel, life, *shared)
-        serial = HiddenDrafts if info.reads_hidden else SerialDrafts
-        self._drafts = serial(link) if turns else AheadDrafts(link)
+        serial, ahead = (HiddenDrafts, HiddenAhead) if info.reads_hidden else (SerialDrafts, AheadDrafts)
+        self._drafts = serial(link) if turns else ahead(link)
         self._scheduler.spare_blocks = int(info.reads_hidden)
         self._speculating = True
         self.activity.joined("draft")

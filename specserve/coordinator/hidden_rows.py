@@ -84,6 +84,16 @@ class HiddenRows:
         kept = self._kept.get(state.row)
         return kept.start if kept is not None and kept.pieces else None
 
+    def end(self, state: RequestState) -> int:
+        """The position behind the last one whose state is there; 0 where none is."""
+        kept = self._kept.get(state.row)
+        return kept.end if kept is not None and kept.pieces else 0
+
+    def has(self, state: RequestState, start: int, end: int) -> bool:
+        """Whether the states at all of these positions are there, the end excluded."""
+        kept = self._kept.get(state.row)
+        return kept is not None and kept.start <= start and end <= kept.end
+
     def before(self, feeds: Sequence[tuple[RequestState, int, int]]) -> Hidden:
         """For (request, start, count): the states at the positions before the tokens from start on, all of them."""
         rows = [self._kept[state.row].rows(start - 1, start - 1 + count) for state, start, count in feeds]

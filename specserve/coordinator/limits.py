@@ -22,11 +22,10 @@ def check_limits(
                 f"the {info.role} made blocks of {info.block_tokens} positions, engine.block_tokens is "
                 f"{engine.block_tokens}; restart both with one configuration"
             )
-    reads_hidden = target.drafts or (draft is not None and draft.reads_hidden)
-    if reads_hidden and engine.outcomes not in ("auto", 0):
+    if target.drafts and engine.outcomes not in ("auto", 0):
         raise ConfigError(
-            f"engine.outcomes is {engine.outcomes}, but a draft that reads the target's hidden states can only go on "
-            f"from a verdict; set engine.outcomes to 0 or auto"
+            f"engine.outcomes is {engine.outcomes}, but what drafts beside the verifier cannot work while that "
+            f"verifies; set engine.outcomes to 0 or auto"
         )
     if draft is not None and draft.vocab_size < 1:
         raise ConfigError("the draft model has no vocabulary in common with the target")

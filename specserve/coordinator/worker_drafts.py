@@ -149,9 +149,12 @@ class WorkerLink:
 
 def takes_turns(config: EngineConfig, target: WorkerInfo, draft: WorkerInfo) -> bool:
     """Whether draft and target cannot both work at once, or are not to: R = 0."""
-    if draft.reads_hidden or config.tree_shape is not None:
+    if config.tree_shape is not None:
         return True
-    return draft.place == target.place if config.outcomes == "auto" else config.outcomes == 0
+    if config.outcomes == "auto":
+        # A head's steps are short beside the target's, and its chains are better where they begin at its state.
+        return draft.reads_hidden or draft.place == target.place
+    return config.outcomes == 0
 
 
 class Planned(Opened, Protocol):

@@ -102,7 +102,8 @@ class Trunk:
     feed holds the tokens from absolute position `start` on; table covers them. The first `base` tokens are committed;
     chain are those after them, the last tokens of the feed or fed before, and chain_slots [len(chain)] hold their
     dists. Nothing is fed where next_slot names the slot of a token that was drafted behind the chain: what is ranked
-    beside it is what may follow. Profile and shared_noise as in `Job`.
+    beside it is what may follow. Profile and shared_noise as in `Job`, and so for speculators that read hidden states
+    origin and hidden, whose rows belong to the committed tokens of the feed.
     """
 
     start: int
@@ -114,6 +115,8 @@ class Trunk:
     chain: list[int]
     chain_slots: Array
     next_slot: int | None = None
+    origin: int = 0
+    hidden: torch.Tensor | None = None
 
 
 @dataclass(slots=True)

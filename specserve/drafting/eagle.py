@@ -1,8 +1,9 @@
 """Draft heads that go on from the target's hidden states (EAGLE, EAGLE-3; Li et al. 2024 and 2025).
 
 What is fed comes with the target's states. Each drafted token is kept with the head's own state, in its slot, and is
-read together with it in the next step; what the target keeps of a chain is fed again with the target's own states.
-So the draft goes on from verdicts only (R = 0).
+read together with it in the next step. Behind a verdict (R = 0) what the target kept of a chain is fed again with the
+target's own states. Ahead of one, the head goes on from its own: a guess is read with the state that the token in whose
+place it stands was picked from, the first one behind a whole chain with the state at the chain's end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from specserve.config import Config, DraftConfig
 from specserve.drafting import Branch, DraftedTree, Grown, Job, Kind, Trunk
+from specserve.drafting._ahead import AheadGrowth
 from specserve.drafting._chains import Chain, Picker, feed_of, next_of
 from specserve.drafting._trees import Growth
 from specserve.drafting.workspace import Workspace
@@ -92,8 +94,42 @@ class Eagle:
         return self._head.forward_from(ragged([feed_of(job) for job in jobs]), read, origins)
 
     def explore(self, trunks: Sequence[Trunk], branches: Sequence[Branch], workspace: Workspace) -> Iterator[Grown]:
-        """Raises ProtocolError: a head goes on from verdicts only, and the coordinator knows."""
-        raise ProtocolError("a draft head cannot draft ahead of a verdict")
+        """See `drafting.Speculator`. Raises ProtocolError for committed tokens that come without hidden states."""
+        growth = AheadGrowth(trunks, branches, workspace, self._vocab_size)
+        read = self._states_before_trunks([trunks[index] for index in growth.fed], workspace)
+        ends: dict[int, torch.Tensor] = {}  # by trunk, the state behind what is fed of it
+        for step in range(growth.steps):
+            sources, copies = growth.copies(step)
+            if len(sources):
+                self._head.copy_blocks(sources, copies)
+            stretches = growth.stretches(step)
+            if not stretches:
+                yield growth.take(step, torch.empty(0, self._vocab_size))
+                continue
+            growing = growth.growing(step)
+            owners = [branches[index].trunk for index in growing]
+            before = _states_before_branches([growth.slot_before(index) for index in growing], owners, ends, workspace)
+            feeding = [] if step else growth.fed
+            origins = np.array([trunks[index].origin for index in [*feeding, *owners]], dtype=np.int64)
+            hidden = before if step else torch.cat([*read, before])
+            logits, states = self._head.forward_from(ragged(stretches), hidden, origins)
+            ends |= dict(zip(feeding, states[: len(feeding)], strict=True))
+            workspace.put_hidden(growth.slots(growing), states[len(feeding) :])
+            yield growth.take(step, logits)
+
+    def _states_before_trunks(self, trunks: Sequence[Trunk], workspace: Workspace) -> list[torch.Tensor]:
+        """The states before what is fed of each: the target's, and in chains the head's own. Raises ProtocolError."""
+        if not trunks:
+            return []
+        shown = [trunk.hidden for trunk in trunks if trunk.hidden is not None and 1 <= trunk.origin <= trunk.start]
+        if len(shown) < len(trunks):
+            raise ProtocolError("a draft head was told to begin before the target's states do")
+        fused = torch.split(self._head.fuse(torch.cat(shown)), [len(states) for states in shown])
+        return [
+            states
+            for trunk, committed in zip(trunks, fused, strict=True)
+            for states in (committed, workspace.hidden(trunk.chain_slots[trunk.start + len(committed) - trunk.base :]))
+        ]
 
 
 def _states_before(jobs: Sequence[Job]) -> torch.Tensor:
@@ -101,3 +137,14 @@ def _states_before(jobs: Sequence[Job]) -> torch.Tensor:
     if len(states) < len(jobs) or min(job.origin for job in jobs) < 1:
         raise ProtocolError("a draft head was fed tokens without the target's states before them")
     return torch.cat(states)
+
+
+def _states_before_branches(
+    slots: Sequence[int | None], trunks: Sequence[int], ends: dict[int, torch.Tensor], workspace: Workspace
+) -> torch.Tensor:
+    """The states [n, width] that branches' last tokens are read with: of their slots, or of their trunks' ends."""
+    states = workspace.hidden(np.array([slot or 0 for slot in slots], dtype=np.int64))
+    for row, (slot, trunk) in enumerate(zip(slots, trunks, strict=True)):
+        if slot is None:
+            states[row] = ends[trunk]
+    return states

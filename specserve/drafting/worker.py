@@ -210,19 +210,20 @@ class DraftWorker:
         feeds = split("feeds", message.feeds, message.feed_lengths)
         slots = split("slots", message.slots, message.depths)
         tables = split("tables", message.tables, message.table_lengths)
-        origins, hidden = self._hidden(message)
+        origins, hidden = self._hidden(message, message.feed_lengths.tolist())
         levels = message.levels.tolist() or [0] * len(message.rows)
         columns = zip(message.starts.tolist(), feeds, slots, tables, origins, hidden, levels, strict=True)
         return _rows(profiles, message, columns, self._job)
 
-    def _hidden(self, message: Plan) -> tuple[Sequence[int], Sequence[torch.Tensor | None]]:
-        """The first position that may be read, and the hidden states, of each row. Raises ProtocolError."""
+    def _hidden(
+        self, message: Plan | PlanAhead, lengths: list[int]
+    ) -> tuple[Sequence[int], Sequence[torch.Tensor | None]]:
+        """The first position that may be read, and so many hidden states, of each row. Raises ProtocolError."""
         rows = len(message.rows)
         if not self._read_width:
             return [0] * rows, [None] * rows
-        lengths = message.feed_lengths.tolist()
         if len(message.origins) != rows or len(message.hidden.rows) != sum(lengths):
-            raise ProtocolError(f"{len(message.hidden.rows)} hidden states for feeds of {sum(lengths)} tokens")
+            raise ProtocolError(f"{len(message.hidden.rows)} hidden states for {sum(lengths)} committed tokens to feed")
         return message.origins.tolist(), torch.split(decode_hidden(message.hidden, self._read_width), lengths)
 
     def _job(
@@ -379,7 +380,9 @@ class DraftWorker:
                 message.rows.tolist(), message.next_plans.tolist(), message.next_slots.tolist(), strict=True
             )
         ]
-        return _rows(profiles, message, zip(texts, places, chain_slots, behind, tables, strict=True), self._trunk)
+        origins, hidden = self._hidden(message, np.maximum(message.bases - message.starts, 0).tolist())
+        columns = zip(texts, places, chain_slots, behind, tables, origins, hidden, strict=True)
+        return _rows(profiles, message, columns, self._trunk)
 
     def _trunk(
         self,
@@ -389,6 +392,8 @@ class DraftWorker:
         chain_slots: Array,
         behind: int | None,
         table: Array,
+        origin: int,
+        hidden: torch.Tensor | None,
     ) -> Trunk:
         text_start, base, start = places
         if not 0 <= text_start <= start < text_start + len(text):
@@ -400,7 +405,7 @@ class DraftWorker:
         profile, shared_noise = self._picking(profile)
         chain = text[base - text_start :].tolist()
         feed = text[start - text_start :] if behind is None else text[:0]
-        return Trunk(start, feed, table, profile, shared_noise, base, chain, chain_slots, behind)
+        return Trunk(start, feed, table, profile, shared_noise, base, chain, chain_slots, behind, origin, hidden)
 
     def _branches(self, message: PlanAhead, trunks: Sequence[Trunk]) -> list[Branch]:
         """Raises ProtocolError for a branch that cannot grow as it is told to."""

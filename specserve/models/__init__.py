@@ -298,3 +298,7 @@ class DraftHead(Protocol):
         each row that may be read, at least 1.
         """
         ...
+
+    def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
+        """See `Backend`."""
+        ...

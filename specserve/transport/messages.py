@@ -157,6 +157,8 @@ class PlanAhead(Message):
     depths [B]; slots [Σ depths] in order of drafting; own_lengths [B], own_blocks [Σ]: the blocks that follow the
     trunk's full blocks of the first base + parent positions; copies [B]: the trunk's block whose beginning goes into
     the first of them, −1 where none is partly filled.
+    Where the speculator reads hidden states: origins as in `Plan`, and hidden holds one row for each committed token
+    that is fed. Tokens of chains are read with the speculator's own states, which their slots hold.
     """
 
     plan: int
@@ -182,6 +184,8 @@ class PlanAhead(Message):
     own_lengths: Array
     own_blocks: Array
     copies: Array
+    origins: Array = field(default_factory=empty)
+    hidden: Hidden = _NO_HIDDEN
 
 
 @_register

@@ -26,7 +26,7 @@ PROMPT = list(range(10, 54))
 TOKENS = 24
 
 
-def config_of(speculator: str, base: Path) -> Config:
+def config_of(speculator: str, base: Path, outcomes: int = 0) -> Config:
     """EAGLE-3, whose hidden states cross sockets between the actors, or heads in the target's checkpoint."""
     model, draft = {"kv_blocks": 128, "threads": 1}, {"speculator": speculator}
     if speculator == "eagle":
@@ -40,7 +40,7 @@ def config_of(speculator: str, base: Path) -> Config:
             "model_name": "tiny",
             "target": model | {"source": str(target)},
             "draft": draft,
-            "engine": {"depth": 3, "prefill_chunk": 8},
+            "engine": {"depth": 3, "prefill_chunk": 8, "outcomes": outcomes},
             "server": {"port": 0},
         }
     )
@@ -68,10 +68,10 @@ def test_heads_beside_the_verifier_need_no_other_process(tmp_path, ray_here) -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("speculator", ["eagle", "mtp"])
-def test_the_endpoint_answers_with_the_text_of_the_local_engine(speculator, tmp_path, ray_here) -> None:
+@pytest.mark.parametrize(("speculator", "outcomes"), [("eagle", 0), ("eagle", 4), ("mtp", 0)])
+def test_the_endpoint_answers_with_the_text_of_the_local_engine(speculator, outcomes, tmp_path, ray_here) -> None:
     """Greedy, two answers to one prompt, with drafts: actors, sockets and HTTP change nothing."""
-    config = config_of(speculator, tmp_path)
+    config = config_of(speculator, tmp_path, outcomes)
     text = expected(config).text
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "n": 2, "ignore_eos": True}
     with served(config) as url:

@@ -1,5 +1,7 @@
 """Any order of admissions, losses, cancels and preemptions: every token reaches the draft beside the right state.
 
+So too ahead of verdicts, where pushes come late, twice, in any order or never.
+
 The toy target's state at a position is a hash of all tokens up to it; the toy draft works the same out from what it was
 told, and looks at every page that it may read.
 """
@@ -12,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 from harness import Pipeline
 from machines import histories, hold
+from test_ahead_machine import AheadMachine, LateChannel
 from test_engine_machine import EngineMachine
 from toy_workers import ToyDraft, ToyVerifier, split
 
-from specserve.transport.messages import Close, Hidden, Open, Plan, Verdict
+from specserve.transport.messages import Close, Hidden, Open, Plan, PlanAhead, Verdict
 
 
 def state(prefix) -> np.ndarray:
@@ -79,6 +82,47 @@ class ReadingDraft(ToyDraft):
         return super()._guess([known[0], *prefix[1:]])
 
 
+class ReadingAhead(ToyDraft):
+    """The same ahead of verdicts: committed tokens come beside the target's states, those of chains without."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.texts: dict[int, list[int]] = {}  # committed
+        self.origins: dict[int, int] = {}
+
+    def handle(self, message):
+        if isinstance(message, Open):
+            self.texts[message.row] = message.tokens.tolist()
+        if isinstance(message, Close):
+            self.texts.pop(message.row, None)
+        return super().handle(message)
+
+    def _plan_ahead(self, plan: PlanAhead):
+        counts = np.maximum(plan.bases - plan.starts, 0)
+        assert len(plan.hidden.rows) == counts.sum()
+        columns = (plan.rows, plan.text_starts, plan.bases, plan.starts, plan.origins)
+        told = np.split(plan.hidden.rows, np.cumsum(counts)[:-1])
+        texts, tables = split(plan.texts, plan.text_lengths), split(plan.tables, plan.table_lengths)
+        for (row, text_start, base, start, origin), shown, written, table in zip(
+            zip(*(column.tolist() for column in columns), strict=True), told, texts, tables, strict=True
+        ):
+            assert 1 <= origin <= start
+            text = self.texts[row][:text_start] + written
+            for place, told_there in enumerate(shown, start - 1):
+                assert (told_there == state(text[: place + 1])).all()
+            assert self.pages.read(table, start)[origin:] == text[origin:start]
+            self.texts[row], self.origins[row] = text[:base], origin
+        return super()._plan_ahead(plan)
+
+    def _guess(self, prefix):
+        """What is not read of a prefix is known from what was told."""
+        for row, text in self.texts.items():
+            origin = self.origins.get(row, 0)
+            if len(prefix) >= len(text) and prefix[origin : len(text)] == text[origin:]:
+                return super()._guess([*text, *prefix[len(text) :]])
+        return super()._guess(prefix)
+
+
 class HiddenMachine(EngineMachine):
     """The same pools and events, with workers that show and read states."""
 
@@ -86,6 +130,22 @@ class HiddenMachine(EngineMachine):
         """The workers under test."""
         options["depth"] = max(1, options["depth"])
         return Pipeline(make_verifier=ShowingVerifier, make_draft=ReadingDraft, reads_hidden=True, **options)
+
+
+class HiddenAheadMachine(AheadMachine):
+    """Likewise, ahead of verdicts and with a way back that loses, repeats and reorders."""
+
+    def pipeline_of(self, **options):
+        """The workers under test."""
+        workers = {"make_channel": LateChannel, "make_verifier": ShowingVerifier, "make_draft": ReadingAhead}
+        options |= {"outcomes": self.outcomes, "draft_blocks": 40}
+        return Pipeline(reads_hidden=True, **workers, **options)
+
+
+@histories(25, 200)
+def test_ahead_of_verdicts_committed_tokens_come_beside_the_right_states(examples):
+    """Whatever was pushed when, the text is the target's and all pools add up."""
+    hold(HiddenAheadMachine, examples, steps=60)
 
 
 @histories(25, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_heads
-from heads_reference import Reference
+from draft_first import draft_first
+from heads_reference import AheadReference, Reference
+from worker_messages import opened
 
 from specserve.config import parse
 from specserve.local import LocalEngine, load_parts
-from specserve.transport.messages import Plan, Push
+from specserve.models._stretches import split
+from specserve.transport.messages import Failed, Hidden, Plan, PlanAhead, Push, PushAhead
 from specserve.types import Request, RequestId, Sampling
 
 VOCAB, LAYERS, DEPTH, BLOCK = 12, 6, 4, 4
@@ -74,12 +78,31 @@ class Recorder:
                 at += int(length)
 
 
-def run(config, requests):
+class AheadRecorder:
+    """The draft worker ahead of verdicts: each plan, and what was pushed of its branches, by place; −1 is a guess."""
+
+    def __init__(self, worker):
+        self.worker, self.told = worker, []
+
+    def handle(self, message):
+        replies = self.worker.handle(message)
+        return self._pushed(message, replies) if isinstance(message, PlanAhead) else replies
+
+    def _pushed(self, plan, replies):
+        branches = [{} for _ in plan.parents]
+        self.told.append((plan, branches))
+        for reply in replies:
+            for branch, place, token in zip(reply.branches, reply.places, reply.tokens, strict=True):
+                branches[branch][int(place)] = int(token)
+            yield reply
+
+
+def run(config, requests, recorder=Recorder):
     """The answers, and the recorded draft worker."""
     parts = load_parts(config)
-    recorder = Recorder(parts.draft_worker)
-    parts = type(parts)(parts.verifier, parts.target, recorder, parts.draft, parts.guesser, parts.tokenizer)
-    with LocalEngine(config, parts=parts) as engine:
+    parts = replace(parts, draft_worker=recorder(parts.draft_worker))
+    recorder = parts.draft_worker
+    with LocalEngine(config, parts=draft_first(parts) if config.engine.outcomes else parts) as engine:
         answers = engine.complete(requests)
         levels = engine.levels()
     assert (levels.slots_held, levels.target_blocks_held, levels.draft_blocks_held) == (0, 0, 0)
@@ -197,3 +220,65 @@ def along_first_children(push: Push) -> Push:
         at += length
     lengths = np.array([len(chain) for chain in chains], dtype=np.int32)
     return replace(push, chain_lengths=lengths, tokens=np.array([t for c in chains for t in c], dtype=np.int32))
+
+
+def test_what_is_drafted_ahead_is_what_a_plain_implementation_drafts(target: Path, head: Path) -> None:
+    """Every guess and every token of every branch, over hits and misses; prompts of several chunks, and shared ones."""
+    noise = random.Random(10)
+    prompts = [[noise.randrange(VOCAB) for _ in range(length)] for length in (1, 5, 21, 30)]
+    requests = [
+        request
+        for number, prompt in enumerate(prompts)
+        for request in asked([prompt] * 2, tokens=14, family=f"f{number}", name=f"f{number}-")
+    ]
+    limits = {"max_requests": 8, "outcomes": 8, "fan_out": 8}  # of twelve words, one is guessed often
+    answers, recorder = run(settings(target, head, **limits), requests, AheadRecorder)
+    plain = Reference(target, head, third="eagle3" in head.name)
+    texts = [[*request.prompt, *answer.tokens] for request, answer in zip(requests, answers, strict=True)]
+    read = {row: (tokens, plain.read_target(tokens)) for row, tokens in enumerate(texts)}
+    for request, (_, (choices, _)), answer in zip(requests, read.values(), answers, strict=True):
+        assert choices[len(request.prompt) - 1 : -1] == list(answer.tokens)
+    reference = AheadReference(plain, {row: (tokens, states) for row, (tokens, (_, states)) in read.items()})
+    compared = [follow(reference, plan, branches) for plan, branches in recorder.told]
+    assert sum(drafted for drafted, _ in compared) > 500
+    assert sum(adopted for _, adopted in compared) > 5
+
+
+def follow(reference: AheadReference, plan: PlanAhead, pushed) -> tuple[int, int]:
+    """Compare what was pushed of a plan's branches; how many tokens that were, and chains that had been adopted."""
+    assert (plan.origins == 1).all()
+    columns = (plan.rows, plan.starts, plan.bases, plan.next_slots, plan.next_plans, plan.branch_counts)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    owned = [slots.tolist() for slots in split("chain slots", plan.chain_slots, plan.chain_lengths)]
+    texts = [text.tolist() for text in split("texts", plan.texts, plan.text_lengths)]
+    branches = zip(
+        pushed, plan.parents.tolist(), plan.ranks.tolist(), split("slots", plan.slots, plan.depths), strict=True
+    )
+    compared = 0
+    for (row, start, base, slot, number, count), own, text in zip(rows, owned, texts, strict=True):
+        chain = text[len(text) - len(own) :]
+        read, states = reference.follow(row, start, base, chain, own, (slot, number))
+        for got, kept, rank, slots in itertools.islice(branches, count):
+            ranking = reference.head.ranking(states[kept])
+            assert got[-1] == [token for token in ranking if token not in chain[kept : kept + 1]][rank]
+            drafted = reference.grow(plan.plan, read[: base + kept - 1], got[-1], states[kept], slots.tolist())
+            assert drafted == [got[place] for place in range(len(slots))]
+            compared += len(slots)
+    return compared, sum(map(bool, owned))
+
+
+def test_a_plan_ahead_without_the_states_it_needs_fails_alone(target: Path, head: Path) -> None:
+    """Told to feed committed tokens without states, or before they begin, the worker says so and goes on."""
+    requests = asked([[1, 2, 3, 4, 5]], tokens=4)
+    _, recorder = run(settings(target, head, outcomes=1), requests, AheadRecorder)
+    (plan, _), worker = recorder.told[0], recorder.worker
+    worker.handle(opened(int(plan.rows[0]), temperature=0.0, tokens=[1, 2, 3, 4, 5], prompt_length=5))
+    broken = {
+        "0 hidden states for": replace(plan, hidden=Hidden.none()),
+        "before the target's states do": replace(plan, origins=plan.origins * 0),
+    }
+    for reason, told in broken.items():
+        (failed,) = worker.handle(told)
+        assert isinstance(failed, Failed)
+        assert reason in failed.reason
+    assert all(isinstance(reply, PushAhead) for reply in worker.handle(plan))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import re
+import threading
 from pathlib import Path
 
 import pytest
 import tiny_heads
+from draft_first import draft_first
 from test_distribution import joint_law, p_value, sample
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM
 
 from specserve.config import parse
-from specserve.errors import ConfigError
-from specserve.local import LocalEngine
+from specserve.coordinator.worker_drafts import takes_turns
+from specserve.drafting import worker as draft_workers
+from specserve.local import LocalEngine, load_parts
+from specserve.transport.local import ThreadChannel
+from specserve.types import Request, RequestId, Sampling, WorkerInfo
 
 WORDS = 3
 
@@ -85,10 +91,104 @@ def test_sampled_continuations_have_the_targets_law(target: Path, tmp_path: Path
     assert float(kept) > count / 4
 
 
-def test_a_head_cannot_draft_ahead_of_a_verdict(target: Path, tmp_path: Path) -> None:
-    """Outcomes above 0 are refused at start, in words; `auto` means 0."""
+@pytest.mark.parametrize(
+    ("kind", "rule", "outcomes", "count"),
+    [
+        ("eagle", "rejection", 16, 2_500),
+        *(
+            pytest.param(kind, rule, outcomes, 20_000, marks=pytest.mark.full)
+            for kind in HEADS
+            for rule in RULES
+            for outcomes in (1, 16)
+        ),
+    ],
+)
+def test_heads_ahead_of_verdicts_keep_the_targets_law(
+    target: Path, tmp_path: Path, kind: str, rule: str, outcomes: int, count: int
+):
+    """The same where chains grew from the head's own states before the verdict was known."""
+    law = joint_law(AutoModelForCausalLM.from_pretrained(target).eval())
+    chosen = pair(target, kind, tmp_path / "draft", rule=rule, outcomes=outcomes)
+    with LocalEngine(chosen, parts=draft_first(load_parts(chosen))) as running:
+        found = sample(running, count, depth=3)
+        told = running.metrics_text()
+    assert p_value(found, law, count) > 1e-3
+    (kept,) = re.findall(r"^specserve_spec_decode_num_accepted_tokens_total\S* (\S+)", told, re.MULTILINE)
+    assert float(kept) > count / 20
+
+
+def text_of(running: LocalEngine, prompts, temperature: float) -> list[tuple[int, ...]]:
+    """Answers to all prompts at once, each prompt asked for twice as one family."""
+    requests = [
+        Request(
+            RequestId(f"{number}-{branch}"),
+            tuple(prompt),
+            12,
+            Sampling(temperature),
+            seed=number,
+            branch=branch,
+            family=f"f{number}",
+            ignore_eos=True,
+        )
+        for number, prompt in enumerate(prompts)
+        for branch in range(2)
+    ]
+    return [answer.tokens for answer in running.complete(requests)]
+
+
+@pytest.mark.parametrize("kind", ["eagle", pytest.param("eagle3", marks=pytest.mark.full)])
+def test_the_text_is_the_same_for_every_number_of_outcomes(target: Path, tmp_path: Path, kind: str) -> None:
+    """Prompts in chunks, shared, too many for the KV: greedy text is the target's, seeded `coupled` text that of R = 0.
+
+    A draft worker that is replaced amid its plans changes nothing either.
+    """
+    noise = random.Random(3)
+    prompts = [[noise.randrange(WORDS) for _ in range(length)] for length in (1, 9, 17, 30, 30)]
+    head, limits = HEADS[kind](tmp_path / "draft"), {"rule": "coupled", "prefill_chunk": 8, "max_requests": 6}
+    small = {"kv_blocks": 26}  # of 4 positions: not all answers have room at once
+    plain = config(target, head, **limits)
+    plain = plain.model_copy(update={"target": plain.target.model_copy(update=small)})
+    said = {}
+    for outcomes in (0, 1, 16):
+        chosen = plain.model_copy(update={"engine": plain.engine.model_copy(update={"outcomes": outcomes})})
+        parts = load_parts(chosen)
+        with LocalEngine(chosen, parts=draft_first(parts) if outcomes else parts) as running:
+            for temperature in (0.0, 1.0):
+                texts = text_of(running, prompts, temperature)
+                assert said.setdefault(temperature, texts) == texts
+            if outcomes:
+                assert running._engine._drafts.hits > 0
+                replacing = threading.Timer(0.05, replace_draft, [running, chosen])
+                replacing.start()
+                assert text_of(running, prompts, 1.0) == said[1.0]
+                replacing.join()
+                assert text_of(running, prompts, 0.0) == said[0.0]
+            running._loop.call(running._engine.check).result()
+    alone = config(target, head, depth=0)
+    with LocalEngine(alone) as running:
+        assert text_of(running, prompts, 0.0) == said[0.0]
+
+
+def replace_draft(running: LocalEngine, chosen) -> None:
+    """A new draft worker takes the place of the one that drafts now."""
+    worker, info = draft_workers.build(chosen)
+
+    def join() -> None:
+        channel = ThreadChannel(worker, running._mailbox, "draft", life=1)
+        running._channels.append(channel)
+        running._engine.attach("draft", channel, 1, info)
+
+    running._loop.call(join).result()
+
+
+def test_a_head_drafts_ahead_of_verdicts_where_it_is_told_to(target: Path, tmp_path: Path) -> None:
+    """A number of outcomes is obeyed; `auto` means none, wherever the head is."""
     head = HEADS["eagle"](tmp_path / "head")
-    with pytest.raises(ConfigError, match=r"set engine\.outcomes to 0 or auto"):
-        LocalEngine(config(target, head, outcomes=1))
-    with LocalEngine(config(target, head, outcomes="auto")) as running:
-        assert len(running.generate([[0, 1]], max_tokens=4, ignore_eos=True)[0].tokens) == 4
+    for outcomes, ahead in (("auto", False), (0, False), (1, True)):
+        with LocalEngine(config(target, head, outcomes=outcomes)) as running:
+            assert hasattr(running._engine._drafts, "hits") == ahead
+    target_info, head_info = (
+        WorkerInfo(role, role, 8, 4, 32, 96, 0, 0.0, place=role, reads_hidden=role == "draft")
+        for role in ("target", "draft")
+    )
+    assert takes_turns(config(target, head, outcomes="auto").engine, target_info, head_info)
