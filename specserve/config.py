@@ -164,7 +164,7 @@ class EngineConfig(Section):
         "auto",
         description="outcomes of a verification drafted for while it runs, per request: 0 drafts only when it is over, "
         "1 goes on behind the whole chain, more also behind what may be refused; auto chooses by measured costs, and 0 "
-        "where draft and target share one device",
+        "where draft and target share one device or the draft is an EAGLE head",
     )
     fan_out: int = Field(3, ge=1, le=32, description="next tokens guessed at one place of a chain, at most")
     tree: tuple[int, ...] | Literal["dynamic"] | None = Field(
