@@ -19,9 +19,9 @@ from specserve import logs
 from specserve.cluster.giving_way import giving_way
 from specserve.cluster.link import Echo, EchoAddress, Link, measure
 from specserve.cluster.placement import DRAFT, TARGET
-from specserve.cluster.prompt import prompt
 from specserve.cluster.ray_channel import Frames, to_bytes
 from specserve.cluster.session import WorkerSession
+from specserve.cluster.short_slices import short_slices
 from specserve.config import EngineConfig
 from specserve.errors import GroupLost, ProtocolError
 from specserve.long_lived import made_to_last
@@ -235,7 +235,7 @@ class VerifierActor(WorkerActor):
         super().__init__("target", config_tree, rank)
 
     def _session_of(self, worker: Worker, coordinator: Address, life: int) -> WorkerSession:
-        with prompt():
+        with short_slices():
             return super()._session_of(worker, coordinator, life)
 
 

@@ -17,8 +17,8 @@ from specserve.cluster.actors import node_address
 from specserve.cluster.ingress_line import IngressLine, Welcome
 from specserve.cluster.link import Echo, EchoAddress
 from specserve.cluster.placement import DRAFT, TARGET
-from specserve.cluster.prompt import prompt
 from specserve.cluster.ray_channel import RayChannel
+from specserve.cluster.short_slices import short_slices
 from specserve.coordinator.engine import Engine
 from specserve.coordinator.ingresses import Ingresses
 from specserve.coordinator.loop import Loop
@@ -129,7 +129,7 @@ class CoordinatorActor:
         with made_to_last():
             engine = self._make_engine(target, draft)
         loop = Loop(engine, self._mailbox, self._ingresses)
-        with prompt():
+        with short_slices():
             loop.start()
         self._engine, self._loop, self._engine_name = engine, loop, uuid.uuid4().hex
         self._card = self._make_card(target.info, draft)

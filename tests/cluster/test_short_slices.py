@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from specserve.cluster.prompt import SLICE_S, prompt, slice_s
+from specserve.cluster.short_slices import SLICE_S, short_slices, slice_s
 
 pytestmark = pytest.mark.skipif(slice_s() is None, reason="no slices of threads on this system")
 
@@ -26,7 +26,7 @@ def test_threads_made_within_stay_prompt_and_others_are_as_before():
         found.append(slice_s())
 
     thread = threading.Thread(target=later)
-    with prompt():
+    with short_slices():
         thread.start()
         assert slice_of_a_new_thread() == pytest.approx(SLICE_S)
     go_on.set()
@@ -41,7 +41,7 @@ def test_what_is_raised_within_leaves_the_slice_as_it_was():
     """The thread that makes others is prompt meanwhile only."""
     before = slice_s()
 
-    with pytest.raises(RuntimeError, match="no thread"), prompt():
+    with pytest.raises(RuntimeError, match="no thread"), short_slices():
         raise RuntimeError("no thread")
 
     assert slice_s() == before

@@ -23,7 +23,7 @@ _NUMBERS: Final = {"x86_64": (314, 315), "aarch64": (274, 275)}
 
 
 @contextlib.contextmanager
-def prompt() -> Iterator[None]:
+def short_slices() -> Iterator[None]:
     """Threads that are made within this are prompt for good; the one that makes them is so meanwhile.
 
     Where the system knows no such slices, nothing happens.
