@@ -6,6 +6,7 @@ import random
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from table_backend import TableBackend
@@ -62,7 +63,7 @@ def test_offering_what_was_compared_is_noticed(monkeypatch):
         result = grown(self, step, logits)
         for index, place, _ in result.tokens:
             chain = self._chains[index]
-            chain.tokens[place] = self._workspace.ranked(chain.slots[place : place + 1])[0][0]
+            chain.tokens[place] = self._workspace.ranked(np.array([chain.slots[place]]))[0][0]
         result.tokens[:] = [(index, place, self._chains[index].tokens[place]) for index, place, _ in result.tokens]
         return result
 
