@@ -34,6 +34,7 @@ _REPLACED: Final = frozenset({"kill", "stop"})
 _POLL_S: Final = 0.05
 _DRAFTS_AGAIN_S: Final = 1.0  # a worker that is back drafts at once; the time without drafts then has an end
 _SETTLE_S: Final = 20.0
+_LEAVES_S: Final = 60.0
 _PLAIN_TOKENS: Final = 32
 _PLAIN_S: Final = 4.0
 INGRESSES: Final = 2
@@ -186,6 +187,14 @@ def _inflict(kind: str, role: str, which: float, hold_s: float) -> Fault:
     finally:
         if kind == "stop":
             go_on(pid)
+            _let_leave(pid)
+
+
+def _let_leave(pid: int) -> None:
+    """Wait for a process that has a successor, and ends what it had begun: the next fault is to hurt who serves."""
+    end_s = time.monotonic() + _LEAVES_S
+    while alive(pid) and time.monotonic() < end_s:
+        time.sleep(_POLL_S)
 
 
 def _pids(role: str) -> list[int]:
