@@ -17,7 +17,7 @@ serve: $(STAMP)
 
 # Two processes share the sample: one runs all that starts Ray, and then what the other has not begun.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not full" -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not full" -n 2 --no-loadscope-reorder $(ARGS)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
