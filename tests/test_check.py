@@ -172,6 +172,13 @@ def test_the_command_fails_when_something_cannot_work(folders, capsys) -> None:
     assert capsys.readouterr().out.count("✗") == 1
 
 
+def test_keys_of_the_environment_are_judged_as_by_serve(monkeypatch, capsys) -> None:
+    """One that is too short is refused by both."""
+    monkeypatch.setenv("SPECSERVE_API_KEY", "short")
+    assert main(["check", "--profile", "llama-8b-1b-h100"]) == 1
+    assert "api_keys" in capsys.readouterr().err
+
+
 def test_a_damaged_weights_file_is_a_problem(folders, tmp_path) -> None:
     """One that no header can be read from."""
     folder = tiny_llama(tmp_path / "damaged", seed=3)

@@ -89,7 +89,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from specserve.check import report
 
-    findings = report(read_config(arguments))
+    findings = report(configs.keyed(read_config(arguments), os.environ))
     for finding in findings:
         print(finding)
     return 1 if any(finding.problem for finding in findings) else 0
