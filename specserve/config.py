@@ -37,7 +37,7 @@ DEMO, DEMO_HEAD = "demo", "demo-head"
 class Section(BaseModel):
     """A part of the tree: frozen, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod

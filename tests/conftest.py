@@ -39,6 +39,7 @@ class FilesTogether(LoadScopeScheduling):
         return "ray" if starts_ray(file) else file
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log) -> FilesTogether:
     return FilesTogether(config, log)
 

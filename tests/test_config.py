@@ -91,6 +91,13 @@ def test_emulated_models_of_two_languages_are_refused() -> None:
     assert parse(two | {"target": {"source": "demo"}}).draft.model.emulated.seed == 1
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_no_finite_number_is_refused(value) -> None:
+    """No bound is endless by mistake."""
+    with pytest.raises(ConfigError, match="hang_after_s"):
+        parse({"engine": {"hang_after_s": value}})
+
+
 def test_keys_come_from_the_environment_too() -> None:
     """They replace those of the file, several with commas between; without them the file's stay."""
     config = parse({"server": {"api_keys": ["file-key-1"], "admin_key": "file-admin"}})

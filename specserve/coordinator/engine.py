@@ -335,6 +335,7 @@ class Engine:
 
     def _advance(self) -> None:
         if self._round is not None:
+            self._places.admitted(())
             return
         if self._planned is not None:
             late = self._clock() >= self._draft_deadline_s

@@ -22,6 +22,9 @@ log = logging.getLogger("specserve.coordinator")
 WORKERS = ("target", "draft")
 """Peers with these names are workers; every other peer is an ingress."""
 
+_LONGEST_WAIT_S = 3600.0
+"""Clocks of the system refuse to wait for centuries, which a bound in the configuration may amount to."""
+
 T = TypeVar("T")
 
 
@@ -111,7 +114,9 @@ class Loop:
 
     def _patience_s(self) -> float | None:
         deadlines = [each for each in (self._engine.deadline_s, self._ingresses.deadline_s) if each is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) + 1e-4 if deadlines else None
+        if not deadlines:
+            return None
+        return min(max(0.0, min(deadlines) - time.monotonic()) + 1e-4, _LONGEST_WAIT_S)
 
     def _cancel_expired(self) -> None:
         for owner in self._ingresses.expired():

@@ -97,7 +97,8 @@ class Picker:
         values, ids = likeliest(logits, max(2, self._ranked))
         self._workspace.rank(slots, ids[:, : self._ranked])
         tied = values.shape[1] > 1 and (values[:, 0] == values[:, 1]).any()  # in any order then
-        return (blocks.argmax(logits) if tied else ids[:, 0]).tolist(), values[:, 0].tolist()
+        # Where nothing is finite the chain ends, and any id stands in.
+        return (blocks.argmax(logits) if tied else ids[:, 0].clip(0)).tolist(), values[:, 0].tolist()
 
     def _by_chance(self, rows: list[int], slots: Array, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """The drawn ids and the largest logits; all that the host has to know of a step is read at once."""

@@ -153,6 +153,26 @@ def test_a_request_that_waits_for_a_place_ends_nobody():
     assert all(world.tokens(f"r{number}") == reference([number], 12) for number in (4, 5))
 
 
+def test_who_comes_while_a_round_is_computed_waits():
+    """It is told so before the verdict: should that round end the coordinator, it is not to blame."""
+    world = asking(12)
+    run(world, rounds=0)
+    for item in iter(lambda: world.coordinator.mailbox.get(0), None):
+        world.coordinator.loop._take(item)
+    world.coordinator.pipeline.engine.advance()  # the round of "a" is under way
+    world.ask("b", [4, 5], 12)
+    while world.ways[1].frames:
+        world.carry(world.ways[1])
+    for item in iter(lambda: world.coordinator.mailbox.get(0), None):
+        world.coordinator.loop._take(item)
+    world.coordinator.pipeline.engine.advance()
+    drain(world)
+    world.hear()
+    assert [name for name, stream in world.open.items() if stream.waits] == ["b"]
+    world.settle()
+    assert world.tokens("b") == reference([4, 5], 12)
+
+
 def test_a_preempted_request_waits_and_one_that_begins_after_all_does_not():
     """Its ingress hears of both before anything is done for it."""
     world = World(depth=0)

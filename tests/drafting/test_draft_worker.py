@@ -28,9 +28,11 @@ def table(seed: int = 0) -> TableBackend:
     return model
 
 
-def worker_on(model: TableBackend, k: int = 64, form: str = "sparse", vocab_size: int = VOCAB) -> DraftWorker:
+def worker_on(
+    model: TableBackend, k: int = 64, form: str = "sparse", vocab_size: int = VOCAB, ranks: int = 0
+) -> DraftWorker:
     store = SparseDists(32, k, CPU) if form == "sparse" else DenseDists(32, vocab_size, CPU)
-    space = Workspace(32, store, CPU)
+    space = Workspace(32, store, CPU, ranks=ranks)
     return DraftWorker(SmallModel(model, vocab_size), space, vocab_size=VOCAB)
 
 
@@ -263,12 +265,13 @@ def test_ids_beyond_the_shared_vocabulary_are_never_drafted(temperature: float) 
         assert pushed(worker, plan([Part(1, 0, [1], [0, 1], slots=[0, 1, 2])])).tokens.max() < 6
 
 
+@pytest.mark.parametrize("ranks", [0, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chain_ends_before_dists_that_are_not_finite(temperature: float) -> None:
-    """A NaN of the draft costs that row the rest of its chain and nothing else."""
+def test_a_chain_ends_before_dists_that_are_not_finite(temperature: float, ranks: int) -> None:
+    """A NaN of the draft costs that row the rest of its chain and nothing else, also where what is likely is kept."""
     model = table()
-    clean = worker_on(table())
-    worker = worker_on(model)
+    clean = worker_on(table(), ranks=ranks)
+    worker = worker_on(model, ranks=ranks)
     parts = [Part(1, 0, [1, 2], [0, 1], slots=[0, 1, 2]), Part(2, 0, [3], [2, 3], slots=[3, 4, 5])]
     for row in (1, 2):
         worker.handle(opened(row, temperature=temperature, seed=row))
