@@ -244,6 +244,7 @@ class AheadDrafts(WorkerSource):
             raise ProtocolError(f"the draft worker sent {type(message).__name__}")
         if message.plan > self._number:
             raise ProtocolError(f"push for plan {message.plan}, which was never sent")
+        self.link.dists.check(message.dists)
         plan = self._under_way(message.plan)
         if plan is None or not plan.take(message, self.link.vocab_size):
             self.link.metrics.dropped("stale_push", len(message.tokens))

@@ -14,11 +14,12 @@ from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
 from specserve.coordinator.depth import DepthPolicy
+from specserve.coordinator.layouts import Layout
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.rounds import Round
 from specserve.coordinator.scheduler import TargetRow
 from specserve.errors import ProtocolError
-from specserve.transport.messages import Verdict
+from specserve.transport.messages import Dists, Verdict
 
 
 class BesideDrafts:
@@ -29,6 +30,8 @@ class BesideDrafts:
         self._vocab_size = vocab_size
         self._context = context
         self._came: dict[int, Chain] = {}  # with the last verdict, by row
+        self._drafted: dict[int, RequestState] = {}  # requests with a chain, by row
+        self._layout = Layout("dists")
 
     def depth(self, state: RequestState) -> int:
         """How many tokens to draft behind the request's next verdict, which adds one at least."""
@@ -48,11 +51,23 @@ class BesideDrafts:
             raise ProtocolError(f"verdict for round {current.number} drafted tokens or dists of another number")
         if total and drafted.tokens.astype(np.uint64).max() >= self._vocab_size:
             raise ProtocolError(f"verdict for round {current.number} drafted tokens outside the vocabulary")
+        self._check_layout(drafted.dists)
         dists = drafted.dists if len(drafted.dists.rows) else None
         tokens, at = drafted.tokens.tolist(), 0
         for row, length in zip(verdict.rows.tolist(), lengths.tolist(), strict=True):
             self._came[row] = Chain(tokens[at : at + length], [], 0, dists, at)
             at += length
+
+    def _check_layout(self, dists: Dists) -> None:
+        """Dists that do not go with those before end all drafts: the next verifier's go with its own only."""
+        try:
+            self._layout.check(dists)
+        except ProtocolError:
+            for state in self._drafted.values():
+                state.chain = NOTHING
+            self._drafted.clear()
+            self._layout = Layout("dists")
+            raise
 
     def begin(self, rows: list[TargetRow]) -> bool:
         """The drafts are there, or there are none."""
@@ -68,6 +83,7 @@ class BesideDrafts:
         came, self._came = self._came, {}
         for commit in commits:
             commit.state.chain = came.get(commit.state.row, NOTHING)
+            self._drafted[commit.state.row] = commit.state
 
     def settled(self, now_s: float) -> None:
         """Nothing was drafted ahead."""
@@ -78,3 +94,4 @@ class BesideDrafts:
     def forget(self, state: RequestState) -> None:
         """The request ended or was preempted; its blocks are the target's."""
         state.chain = NOTHING
+        self._drafted.pop(state.row, None)

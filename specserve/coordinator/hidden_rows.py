@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from specserve.coordinator.batches import CheckedRow
+from specserve.coordinator.layouts import Layout
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.rounds import Round
 from specserve.errors import ProtocolError
@@ -52,9 +53,14 @@ class HiddenRows:
         self._most = most
         self._kept: dict[int, _Kept] = {}
         self._dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+        self._layout = Layout("hidden states")
 
     def take(self, current: Round, verdict: Verdict) -> None:
-        """Keep what a verdict brought, before its tokens are committed. Raises ProtocolError for a wrong number."""
+        """Keep what a verdict brought, before its tokens are committed.
+
+        Raises ProtocolError for a wrong number, and for states that do not go with those before. Of these all are
+        forgotten: which are right nobody knows, and the next verifier begins with none.
+        """
         asked = [entry for entry in current.rows if entry.shown]
         kept = dict(zip(verdict.rows.tolist(), verdict.kept.tolist(), strict=True))
         counts = [entry.feed + kept[entry.state.row] for entry in asked]
@@ -62,7 +68,14 @@ class HiddenRows:
             raise ProtocolError(
                 f"verdict for round {current.number} has {len(verdict.hidden.rows)} hidden states, not {sum(counts)}"
             )
-        self._dtype = verdict.hidden.dtype
+        try:
+            self._layout.check(verdict.hidden)
+        except ProtocolError:
+            self._kept.clear()
+            self._layout = Layout("hidden states")
+            raise
+        if len(verdict.hidden.rows):
+            self._dtype = verdict.hidden.dtype
         at = 0
         for entry, count in zip(asked, counts, strict=True):
             if entry.state.stage is Stage.RUNNING and entry.state.epoch == entry.epoch:

@@ -144,6 +144,7 @@ class SerialDrafts(WorkerSource):
             raise ProtocolError(f"push for plan {push.plan} names other rows than the plan")
         _check_rows(push, plan.rows)
         _check_nodes(push, self.link.vocab_size)
+        self.link.dists.check(push.dists)
         chains = _chains(push, plan.rows) if self._shape is None else _trees(push, plan.rows, self._shape)
         self._plan = None
         self.link.activity.returned("draft", {"draft": push.busy_s})

@@ -12,6 +12,7 @@ from specserve.coordinator.batches import CheckedRow, open_message
 from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
 from specserve.coordinator.depth import DepthPolicy
+from specserve.coordinator.layouts import Layout
 from specserve.coordinator.prefix_cache import pool_of
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.rounds import Round
@@ -54,6 +55,7 @@ class WorkerLink:
         self.life = life
         self.slots = slots
         self.blocks = pool_of(config, info)
+        self.dists = Layout("dists")
         self.busy_s = 0.0
         self.broken = False  # the channel refused a message: the engine treats the worker as lost
         self.config = config
