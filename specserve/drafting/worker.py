@@ -28,7 +28,7 @@ from specserve.drafting.workspace import DenseDists, DistStore, SparseDists, Wor
 from specserve.errors import ConfigError, EmulationTooSlow, GroupLost, ProtocolError
 from specserve.models import AtOnce, Backend, DraftHead, Hardware, _memory_plan
 from specserve.models._ranks import RankGroup
-from specserve.models._stretches import one_length, split, tokens_in_range
+from specserve.models._stretches import one_length, split, table_covers, tokens_in_range
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling.grammar import Grammars
@@ -241,6 +241,9 @@ class DraftWorker:
             raise ProtocolError("an empty feed; a draft continues from a fed token")
         if start < 0:
             raise ProtocolError(f"a feed that starts at position {start}")
+        _check_origin(origin, start)
+        # The last drafted token is never fed.
+        table_covers(table, start + len(feed) + max(0, len(slots) - 1), self._block_tokens)
         self._check_tree(levels, slots)
         tokens_in_range(feed, self._vocab_size)
         _write(profile, start, feed.tolist())
@@ -400,6 +403,8 @@ class DraftWorker:
             raise ProtocolError(f"a feed from position {start} of a text from {text_start} with {len(text)} tokens")
         if text_start > base or base + len(chain_slots) != text_start + len(text):
             raise ProtocolError(f"{base} committed tokens and a chain of {len(chain_slots)} are not the text's")
+        _check_origin(origin, start)
+        table_covers(table, text_start + len(text), self._block_tokens)
         tokens_in_range(text, self._vocab_size)
         _write(profile, text_start, text[: base - text_start].tolist())
         profile, shared_noise = self._picking(profile)
@@ -429,6 +434,13 @@ class DraftWorker:
         columns = (owners, message.parents, message.ranks, firsts, message.copies, full)
         slots = split("slots", message.slots, message.depths)
         own = split("own_blocks", message.own_blocks, message.own_lengths)
+        # The guess is fed, and all drafted tokens behind it but the last.
+        short = (full + message.own_lengths) * self._block_tokens < bases + message.parents + message.depths
+        if short.any():
+            branch = int(short.argmax())
+            raise ProtocolError(
+                f"a branch of {message.depths[branch]} tokens with {message.own_lengths[branch]} blocks of its own"
+            )
         return [
             Branch(
                 owner,
@@ -465,6 +477,11 @@ def _rows(
     if faults:
         return Failed(message.plan, np.array(list(faults), dtype=np.int64), "; ".join(faults.values()))
     return made
+
+
+def _check_origin(origin: int, start: int) -> None:
+    if not 0 <= origin <= start:
+        raise ProtocolError(f"positions are read from {origin} on by a feed that starts at {start}")
 
 
 def _first_steps(message: PlanAhead, trunks: Sequence[Trunk], owners: Array) -> Array:

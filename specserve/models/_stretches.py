@@ -54,6 +54,13 @@ def tokens_in_range(tokens: Array, vocab_size: int) -> None:
         raise ProtocolError(f"tokens from {tokens.min()} to {tokens.max()} do not fit a vocabulary of {vocab_size}")
 
 
+def table_covers(table: Array, positions: int, block_tokens: int) -> None:
+    """Raise ProtocolError for a table too short for its row: what it lacks would be written to a block of others."""
+    needed = -(-positions // block_tokens)
+    if len(table) < needed:
+        raise ProtocolError(f"a table of {len(table)} blocks for {positions} positions, which take {needed}")
+
+
 def stretches_of(batch: RaggedBatch) -> list[Stretch]:
     """The rows of a batch whose wanted tokens are each row's last ones, as `ragged` makes them."""
     spans = list(zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True))

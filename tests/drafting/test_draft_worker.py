@@ -16,7 +16,7 @@ from specserve.models import AtOnce
 from specserve.sampling import wire
 from specserve.sampling.dists import draw, process
 from specserve.sampling.noise import Purpose, uniform
-from specserve.transport.messages import Close, Failed, PlanAhead, Push, Verify
+from specserve.transport.messages import Close, Failed, PlanAhead, Push, PushAhead, Verify
 
 VOCAB = 9
 CPU = torch.device("cpu")
@@ -305,6 +305,46 @@ def test_a_row_that_cannot_be_drafted_is_named(part: Part, reason: str) -> None:
     assert isinstance(reply, Failed)
     assert (reply.batch, reply.rows.tolist()) == (5, [part.row])
     assert reason in reply.reason
+
+
+@pytest.mark.parametrize(
+    ("part", "enough"),
+    [
+        (Part(2, 0, [1, 2], [1], slots=[1, 2, 3]), True),
+        (Part(2, 0, [1, 2], [1], slots=[1, 2, 3, 4]), False),
+        (Part(2, 3, [1], [1]), True),
+        (Part(2, 4, [1], [1]), False),
+        (Part(2, 0, [1], []), False),
+    ],
+)
+def test_a_table_covers_all_that_is_fed_or_its_row_is_refused(part: Part, enough: bool) -> None:
+    """Feed and drafted tokens but the last, in blocks of 4: nothing is computed for a row that has fewer."""
+    worker = refusing()
+    for row in (1, 2):
+        worker.handle(opened(row))
+    model = worker._speculator._backend
+    if part.start:
+        worker.handle(plan([Part(2, 0, [1, 2, 3, 4][: part.start], [1])], number=4))
+    model.forwards.clear()
+    (reply,) = worker.handle(plan([Part(1, 0, [1], [0], slots=[0]), part], number=5))
+    assert isinstance(reply, Push) == enough
+    if not enough:
+        assert isinstance(reply, Failed)
+        assert (reply.batch, reply.rows.tolist()) == (5, [2])
+        assert "blocks for" in reply.reason
+        assert not model.forwards
+
+
+@pytest.mark.parametrize(
+    "short", [{"table_lengths": [0], "tables": []}, {"own_lengths": [1], "own_blocks": [2]}], ids=["trunk", "branch"]
+)
+def test_a_plan_ahead_with_too_few_blocks_is_refused(short: dict[str, list[int]]) -> None:
+    """A trunk of 2 tokens needs a block of 4, a branch of 3 behind it another one."""
+    worker = refusing()
+    (reply,) = worker.handle(replace(ahead(1), **{name: ints(values) for name, values in short.items()}))
+    assert isinstance(reply, Failed)
+    assert "blocks" in reply.reason
+    assert all(isinstance(each, PushAhead) for each in worker.handle(ahead(2)))
 
 
 def test_a_plan_that_raises_fails_without_naming_rows() -> None:
