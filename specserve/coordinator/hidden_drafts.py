@@ -63,12 +63,10 @@ class _Windows:
         return short and first is not None and first < covered and self._link.policy.drafting(other)
 
 
-class HiddenDrafts(SerialDrafts):
-    """R = 0."""
+class _AsksForStates:
+    """What both ways of drafting tell the engine about the states that they wait for."""
 
-    def __init__(self, link: WorkerLink) -> None:
-        super().__init__(link)
-        self._windows = _Windows(link)
+    _windows: _Windows
 
     def shows(self, state: RequestState) -> bool:
         """See `WorkerSource`."""
@@ -77,6 +75,14 @@ class HiddenDrafts(SerialDrafts):
     def shown(self, current: Round, verdict: Verdict) -> None:
         """See `WorkerSource`."""
         self._windows.rows.take(current, verdict)
+
+
+class HiddenDrafts(_AsksForStates, SerialDrafts):
+    """R = 0."""
+
+    def __init__(self, link: WorkerLink) -> None:
+        super().__init__(link)
+        self._windows = _Windows(link)
 
     def _message(self, number: int, rows: Sequence[DraftRow]) -> Plan:
         return replace(
@@ -110,20 +116,12 @@ class HiddenDrafts(SerialDrafts):
         self._windows.rows.forget(state)
 
 
-class HiddenAhead(AheadDrafts):
+class HiddenAhead(_AsksForStates, AheadDrafts):
     """R > 0."""
 
     def __init__(self, link: WorkerLink) -> None:
         super().__init__(link)
         self._windows = _Windows(link)
-
-    def shows(self, state: RequestState) -> bool:
-        """See `WorkerSource`."""
-        return self._windows.shows(state)
-
-    def shown(self, current: Round, verdict: Verdict) -> None:
-        """See `WorkerSource`."""
-        self._windows.rows.take(current, verdict)
 
     def _message(self, plan: AheadPlan) -> PlanAhead:
         committed = [(each.state, each.start, each.base - each.start) for each in plan.trunks if each.start < each.base]

@@ -22,7 +22,7 @@ import torch
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import _attention, _linear, _rope, loading
-from specserve.models._pages import Pages, Scoring, attend_pages
+from specserve.models._pages import Gathered, Pages, Scoring
 from specserve.models._row_groups import RaggedPlan
 from specserve.models._serial_heads import StatePages, Tail, width_of
 from specserve.models._stretches import Stretch, ragged
@@ -91,7 +91,7 @@ class _Reading:
         keys, values = self._pages.keys[read], self._pages.values[read]
         # The plan asks from one position earlier, and a head's window does not count the place that it asks from.
         reach = None if window is None else window + 1
-        return attend_pages(query, keys, values, self._plan, reach, Scoring(scaling, softcap))
+        return Gathered().attend(query, keys, values, self._plan, reach, Scoring(scaling, softcap))
 
 
 class ConstantHeads:

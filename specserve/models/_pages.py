@@ -140,7 +140,13 @@ class Gathered:
         scores: Scoring,
     ) -> torch.Tensor:
         """See `PagedAttention`."""
-        return attend_pages(query, keys, values, plan, window, scores)
+        groups = plan.groups(window, query.shape[1] // keys.shape[1])
+        if len(groups) == 1:
+            return _attend_group(query, keys, values, groups[0], scores)
+        result = query.new_empty(query.shape[0], query.shape[1], values.shape[2])
+        for group in groups:
+            result.index_copy_(0, group.tokens, _attend_group(query, keys, values, group, scores))
+        return result
 
 
 class PagedStep:
@@ -167,24 +173,6 @@ class PagedStep:
         keys.index_copy_(0, self._plan.new_slots, key)
         values.index_copy_(0, self._plan.new_slots, value)
         return self._attention.attend(query, keys, values, self._plan, window, Scoring(scaling, softcap))
-
-
-def attend_pages(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    plan: AttentionPlan,
-    window: int | None,
-    scores: Scoring,
-) -> torch.Tensor:
-    """[T, heads, value_dim]: what the queries of a plan's tokens find in one layer's pages."""
-    groups = plan.groups(window, query.shape[1] // keys.shape[1])
-    if len(groups) == 1:
-        return _attend_group(query, keys, values, groups[0], scores)
-    result = query.new_empty(query.shape[0], query.shape[1], values.shape[2])
-    for group in groups:
-        result.index_copy_(0, group.tokens, _attend_group(query, keys, values, group, scores))
-    return result
 
 
 def _attend_group(
