@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+
+import pytest
 
 from specserve import config as configs
 from specserve.drafting import worker as draft_workers
@@ -15,11 +18,23 @@ PROMPTS = ["One prompt", "Another one"]
 TOKENS = 24
 
 
-def test_both_engines_keep_what_was_drafted_ahead() -> None:
+@pytest.fixture
+def slow(tmp_path):
+    """A measured pair, slower: the target so much that the draft is done for two of them, even on a busy host."""
+    tree = json.loads((_device_profile.FOLDER / "llama-8b-1b-h100.json").read_text())
+    for role, factor in (("target", 20), ("draft", 4)):
+        for point in (*tree[role]["decode"], *tree[role]["extend"]):
+            point["ms"] *= factor
+    path = tmp_path / "slow.json"
+    path.write_text(json.dumps(tree))
+    return str(path)
+
+
+def test_both_engines_keep_what_was_drafted_ahead(slow) -> None:
     """Each at the same time, with branches of several outcomes: the texts of an engine alone, much of them drafted."""
     asked = {"engine.depth": 3, "engine.outcomes": 4, "draft.model.kv_blocks": 1024, "target.kv_blocks": 512}
     asked |= {"target.context_length": 2048, "draft.model.context_length": 2048}
-    config = configs.parse(configs.override({}, _device_profile.settings("llama-8b-1b-h100") | asked))
+    config = configs.parse(configs.override({}, _device_profile.settings(slow) | asked))
     with LocalEngine(config) as engine:
         alone = engine.generate(PROMPTS, max_tokens=TOKENS, ignore_eos=True)
 
