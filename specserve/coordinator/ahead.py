@@ -100,6 +100,11 @@ class AheadDrafts(WorkerSource):
         return self._plan is not None
 
     @property
+    def idle(self) -> bool:
+        """The worker was told nothing that it is not done with, and nothing is kept for its answers."""
+        return self._plan is None and self._ending is None
+
+    @property
     def leased(self) -> int:
         """Slots of the plan's branches, but for those that requests took over."""
         return 0 if self._plan is None else self._plan.slots_left
@@ -235,6 +240,17 @@ class AheadDrafts(WorkerSource):
             if gain > best_gain * 1.001:
                 best, best_gain = count, gain
         return best
+
+    def promised_in_turns(self, rows: int) -> float | None:
+        """Tokens per request and second to expect if rounds waited for their drafts; None when too little is known.
+
+        By a draft that nobody else keeps waiting: it may be only what is drafted ahead that keeps everybody waiting.
+        """
+        step_s, depth = self._step_cost.at(max(1, rows)), self.link.policy.depth
+        if step_s is None or self._round_s.value is None:
+            return None
+        seconds = self._round_s.value + (self._turn_s.value or 0.0) + depth * step_s
+        return (1 + self._odds.expected_kept(depth)) / seconds
 
     # ---- answers
 

@@ -21,7 +21,6 @@ from specserve.config import Config
 from specserve.coordinator.activity import Activity
 from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming, policy_of
 from specserve.coordinator.admission import check_request
-from specserve.coordinator.ahead import AheadDrafts
 from specserve.coordinator.batches import CheckedRow, verify_message
 from specserve.coordinator.beside_drafts import BesideDrafts
 from specserve.coordinator.commits import Committer, Verdicts
@@ -29,7 +28,6 @@ from specserve.coordinator.depth import Checked
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.fairness import enqueue, has_room
 from specserve.coordinator.guarded import Guarded
-from specserve.coordinator.hidden_drafts import HiddenAhead, HiddenDrafts
 from specserve.coordinator.levels import check_idle, check_pools, pool_levels
 from specserve.coordinator.limits import check_limits
 from specserve.coordinator.outbox import Outbox, Sink
@@ -39,9 +37,9 @@ from specserve.coordinator.prefix_cache import pool_of
 from specserve.coordinator.requests import MOST_LOSSES, RequestState, Stage, admitted
 from specserve.coordinator.rounds import Round, checked_rows
 from specserve.coordinator.scheduler import Scheduler, TargetRow
-from specserve.coordinator.serial import SerialDrafts
 from specserve.coordinator.slot_waits import SlotWaits
 from specserve.coordinator.slots import SlotPool
+from specserve.coordinator.sources import source_of
 from specserve.coordinator.traces import RequestTraces
 from specserve.coordinator.verifier_link import VerifierLink
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, takes_turns
@@ -624,8 +622,7 @@ class Engine:
         slot_waits = SlotWaits(self._metrics, self._clock)
         shared = (self._slots, self._policy, self._metrics, self.activity, slot_waits)
         link = WorkerLink(self._config, info, channel, life, *shared)
-        serial, ahead = (HiddenDrafts, HiddenAhead) if info.reads_hidden else (SerialDrafts, AheadDrafts)
-        self._drafts = serial(link) if turns else ahead(link)
+        self._drafts = source_of(link, self._clock, in_turns=turns)
         self._scheduler.spare_blocks = int(info.reads_hidden)
         self._speculating = True
         self.activity.joined("draft")

@@ -46,6 +46,11 @@ class SerialDrafts(WorkerSource):
         return self._plan is not None
 
     @property
+    def idle(self) -> bool:
+        """The worker was told nothing that it is not done with."""
+        return self._plan is None
+
+    @property
     def leased(self) -> int:
         """Slots of the plan in flight."""
         return 0 if self._plan is None else sum(len(row.slots) for row in self._plan.rows)

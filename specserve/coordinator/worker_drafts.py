@@ -59,6 +59,7 @@ class WorkerLink:
         self.busy_s = 0.0
         self.broken = False  # the channel refused a message: the engine treats the worker as lost
         self.config = config
+        self.reads_hidden = info.reads_hidden
         self.context = info.context_length
         self.vocab_size = info.vocab_size
         self.policy = policy

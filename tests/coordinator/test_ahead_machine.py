@@ -8,6 +8,7 @@ from hypothesis.stateful import initialize, rule
 from machines import histories, hold
 from test_engine_machine import EngineMachine
 
+from specserve.coordinator.either import EitherDrafts
 from specserve.transport import Arrived
 
 
@@ -75,6 +76,32 @@ class AheadMachine(EngineMachine):
             assert getattr(self.pipeline.draft.worker, "unfed", 0) == 0
             self.pipeline.clock.now += 30  # a worker whose last push was lost is given up
         super().teardown()
+
+
+class EitherMachine(AheadMachine):
+    """The same where now and then the other way of drafting is held to be the faster one."""
+
+    @initialize(depth=st.sampled_from([1, 3, 6]), blocks=st.sampled_from([16, 24]), slots=st.sampled_from([8, 60]))
+    def build(self, depth, blocks, slots):
+        self.outcomes = "auto"
+        self.start(depth, blocks, slots, "fixed")
+
+    @rule()
+    def the_other_way_is_faster(self):
+        drafts = self.pipeline.engine._drafts
+        if isinstance(drafts, EitherDrafts):
+            drafts._switch.in_turns = not drafts._switch.in_turns
+
+    @rule()
+    def a_round_in_order(self):
+        self.pipeline.draft.deliver(self.pipeline.engine)
+        self.pipeline.step()
+
+
+@histories(30, 300)
+def test_both_ways_of_drafting_may_change_at_any_time(examples):
+    """Back and forth, with pushes of either kind late, twice or lost."""
+    hold(EitherMachine, examples, steps=80)
 
 
 @histories(30, 300)

@@ -12,6 +12,10 @@ import torch
 from table_backend import TableBackend
 from test_rules_end_to_end import COUNT, LOSSLESS, SAMPLE, MarkovBackend, answers, engine_of, p_value, transitions
 
+from specserve import local
+from specserve.coordinator import either
+from specserve.coordinator import engine as coordinators
+from specserve.coordinator.turns_switch import TurnsSwitch
 from specserve.drafting import _ahead
 from specserve.errors import Unavailable
 from specserve.transport.local import ThreadChannel
@@ -114,6 +118,43 @@ def test_the_text_is_the_same_for_every_number_of_outcomes(plain, rule, greedy, 
     with engine_of(delayed, depth=3, outcomes=outcomes, slots=4000) as engine:
         assert answers(engine, rule, range(COUNT), **options) == plain["greedy" if greedy else rule]
         engine._loop.call(engine._engine.check).result()
+
+
+class Restless(TurnsSwitch):
+    """Holds after every third round that the other way of drafting is the faster one."""
+
+    changes = 0
+
+    def observe(self, *_):
+        """Nothing is learned."""
+        Restless.changes += 1
+        if Restless.changes % 3 == 0:
+            self.in_turns = not self.in_turns
+
+
+@pytest.fixture
+def restless(monkeypatch):
+    """auto, where draft and target have hardware of their own, with changes all the time."""
+    monkeypatch.setattr(Restless, "changes", 0)
+    monkeypatch.setattr(either, "TurnsSwitch", Restless)
+    for module in (local, coordinators):
+        monkeypatch.setattr(module, "takes_turns", lambda *_: False)
+
+
+@pytest.mark.parametrize(("rule", "greedy"), [("coupled", False), ("exact", False), ("block", True)])
+def test_the_text_is_the_same_where_the_way_of_drafting_changes(restless, plain, rule, greedy):
+    """Ahead for a few rounds, in turns for a few, ahead again: what each has cached and drafted is right for both."""
+    options = {"temperature": 0.0} if greedy else {}
+    with engine_of(delayed, depth=3, outcomes="auto", slots=4000) as running:
+        assert answers(running, rule, range(COUNT), **options) == plain["greedy" if greedy else rule]
+        running._loop.call(running._engine.check).result()
+    assert Restless.changes > 3
+
+
+@pytest.mark.parametrize("tokens", [SAMPLE, pytest.param(60_000, marks=pytest.mark.full)])
+def test_drawn_tokens_have_the_targets_law_where_the_way_of_drafting_changes(restless, tokens):
+    assert p_value(transitions("rejection", tokens, SlowMarkov, outcomes="auto", slots=20_000)) > 1e-3
+    assert Restless.changes > 9
 
 
 def test_workers_of_one_place_take_turns_by_themselves():
