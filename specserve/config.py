@@ -141,6 +141,21 @@ class DraftConfig(Section):
     ngram_max: int = Field(3, ge=1, le=32, description="ngram: longest suffix looked up")
     ngram_min: int = Field(1, ge=1, le=32, description="ngram, suffix: shortest suffix looked up")
 
+    lookup: Literal["none", "ngram", "suffix"] = Field(
+        "none",
+        description="a model-free speculator beside the draft model: it drafts where more tokens were kept behind "
+        "matches of such a length than of the model's drafts, and while the draft worker is away",
+    )
+
+    @model_validator(mode="after")
+    def _lookup_beside_a_model(self) -> DraftConfig:
+        if self.lookup != "none" and self.speculator in (NO_SPECULATOR, "ngram", "suffix"):
+            raise ValueError(
+                f"lookup {self.lookup} goes beside a draft model, and speculator {self.speculator} has none; set "
+                f"speculator to {self.lookup} and leave lookup out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _ngram_range(self) -> DraftConfig:
         if self.ngram_min > self.ngram_max:

@@ -338,7 +338,8 @@ class AheadDrafts(WorkerSource):
             state, kept = commit.state, len(commit.tokens) - 1
             before = len(state.tokens) - len(commit.tokens)
             slots += state.chain.held
-            self._checked.append((commit.offered, kept))
+            if commit.source is None:  # what others guessed says nothing of this draft
+                self._checked.append((commit.offered, kept))
             state.chain = NOTHING
             state.draft_cached = min(state.draft_cached, before + kept)
             trunk = None if self._plan is None else self._plan.trunk_of(state, before)

@@ -30,6 +30,7 @@ from specserve.coordinator.fairness import enqueue, has_room
 from specserve.coordinator.guarded import Guarded
 from specserve.coordinator.levels import check_idle, check_pools, pool_levels
 from specserve.coordinator.limits import check_limits
+from specserve.coordinator.lookup_worth import LookupWorth
 from specserve.coordinator.outbox import Outbox, Sink
 from specserve.coordinator.own_drafts import OwnDrafts, RequestGuesser
 from specserve.coordinator.places import PlaceSink, PlacesTold, to_nobody
@@ -120,7 +121,8 @@ class Engine:
         vocab = target.vocab_size
         self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(Guarded(guesser, vocab))
         own = {name: Guarded(each, vocab) for name, each in (guessers or {}).items()}
-        self._own_drafts = OwnDrafts(own, config.draft.speculator, self._slots)
+        lookup = LookupWorth(config.draft.lookup) if config.draft.lookup in own else None
+        self._own_drafts = OwnDrafts(own, config.draft.speculator, self._slots, lookup)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._has_draft_worker = drafter is not None
@@ -366,7 +368,7 @@ class Engine:
             alone.depth = 0
             self._verify([alone])
             return
-        if self._drafts.begin(self._own_drafts.begin(rows)):
+        if self._drafts.begin(self._own_drafts.begin(rows, alone=isinstance(self._drafts, NoDrafts))):
             self._planned = rows
             self._draft_deadline_s = now + self._config.draft_wait_s
         else:

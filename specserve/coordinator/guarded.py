@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from specserve.coordinator.drafts import Guesser
-from specserve.coordinator.own_drafts import RequestGuesser
+from specserve.coordinator.own_drafts import LooksUp, RequestGuesser
 from specserve.errors import ProtocolError
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,18 @@ class Guarded:
     def guess(self, row: int, depth: int) -> list[int]:
         """See `Guesser`."""
         return self._tried(row, [], lambda: self._checked(self._guesser.guess(row, depth)))
+
+    def look_up(self, row: int, depth: int) -> tuple[int, list[int]]:
+        """See `LooksUp`; (0, []) from what is none."""
+
+        def looked_up() -> tuple[int, list[int]]:
+            if not isinstance(self._guesser, LooksUp):
+                return 0, []
+            matched, tokens = self._guesser.look_up(row, depth)
+            return int(matched), self._checked(tokens)
+
+        nothing: tuple[int, list[int]] = (0, [])
+        return self._tried(row, nothing, looked_up)
 
     def close(self, row: int) -> None:
         """See `Guesser`."""

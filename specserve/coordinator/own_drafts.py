@@ -2,15 +2,19 @@
 
 They come before the deployment's drafts and need no worker. Where a prediction has nothing to say, the deployment's
 speculator drafts as for any other request; a request that named its source gets drafts from nowhere else.
+
+A deployment with a draft model may look tokens up besides (`draft.lookup`): where what follows a match was kept more
+often than the model's drafts, and where there is no draft worker now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
+from specserve.coordinator.lookup_worth import LookupWorth
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.slots import SlotPool
@@ -41,17 +45,35 @@ class RequestGuesser(Protocol):
         ...
 
 
-class OwnDrafts:
-    """The model-free speculators by name, and which requests have one open. `speculator` is the deployment's.
+@runtime_checkable
+class LooksUp(RequestGuesser, Protocol):
+    """One that says how much it goes by."""
 
-    slots are those that chains of the deployment's speculator hold.
+    def look_up(self, row: int, depth: int) -> tuple[int, list[int]]:
+        """The guess, and before it the length of the match that it followed, in tokens; 0 without one."""
+        ...
+
+
+class OwnDrafts:
+    """The model-free speculators by name, and which requests have them open. `speculator` is the deployment's.
+
+    slots are those that chains of the deployment's speculator hold. lookup is given where a guesser is used beside it.
     """
 
-    def __init__(self, guessers: Mapping[SourceName, RequestGuesser], speculator: SourceName, slots: SlotPool) -> None:
+    def __init__(
+        self,
+        guessers: Mapping[SourceName, LooksUp],
+        speculator: SourceName,
+        slots: SlotPool,
+        lookup: LookupWorth | None = None,
+    ) -> None:
         self._slots = slots
         self._guessers = guessers
         self._speculator = speculator
-        self._open: dict[int, RequestGuesser] = {}
+        self._open: dict[int, dict[SourceName, LooksUp]] = {}
+        self._lookup = lookup
+        self._matched: dict[int, int] = {}  # by row, the length of the match that its chain followed
+        self._drafted: set[int] = set()  # rows that were left to the deployment's speculator
 
     def check(self, request: Request) -> None:
         """Raise InvalidField for a source that is not there, or that has nothing to draft from."""
@@ -65,28 +87,49 @@ class OwnDrafts:
                 "speculation.source is prediction, but the request has no prediction", param="speculation.source"
             )
 
-    def begin(self, rows: Sequence[TargetRow]) -> list[TargetRow]:
-        """Put their own guesses into the chains of rows that have any; returns the rows that others may draft for."""
-        return [row for row in rows if not self._guess(row)]
+    def begin(self, rows: Sequence[TargetRow], *, alone: bool = False) -> list[TargetRow]:
+        """Put their own guesses into the chains of rows that have any; returns the rows that others may draft for.
 
-    def _guess(self, row: TargetRow) -> bool:
+        alone: there is nobody else who drafts.
+        """
+        left = [row for row in rows if not self._guess(row, alone)]
+        self._drafted = {row.state.row for row in left if row.depth}
+        return left
+
+    def _guess(self, row: TargetRow, alone: bool) -> bool:
         """Whether the row has been seen to, with a guess or with none."""
         state = row.state
         state.guessed_by = None
+        self._matched.pop(state.row, None)
+        named = state.request.source is not None
         source = self._source(state.request)
-        if source is None:
-            return False
-        if row.depth == 0:
-            return state.request.source is not None
+        if source is None or row.depth == 0:
+            return source is not None if named else self._look_up(row, alone)
         guess = self._opened(state, source).guess(state.row, row.depth + 1)
-        if not guess and state.request.source is None:
+        if not guess and not named:
+            return self._look_up(row, alone)
+        self._offer(row, source, guess)
+        state.predicted = guess if source == PREDICTION else []
+        return True
+
+    def _look_up(self, row: TargetRow, alone: bool) -> bool:
+        state, lookup = row.state, self._lookup
+        if lookup is None or row.depth == 0:
             return False
+        matched, guess = self._opened(state, lookup.source).look_up(state.row, row.depth)
+        if not guess or not (alone or lookup.better(matched)):
+            return False
+        self._offer(row, lookup.source, guess)
+        self._matched[state.row] = matched
+        return True
+
+    def _offer(self, row: TargetRow, source: SourceName, guess: list[int]) -> None:
+        state = row.state
         self._slots.free(state.chain.held)
         state.chain = Chain(guess[: row.depth]) if guess else NOTHING
         row.depth = min(row.depth, len(guess))
         state.guessed_by = source
-        state.predicted = guess if source == PREDICTION else []
-        return True
+        state.predicted = []
 
     def _source(self, request: Request) -> SourceName | None:
         """The guesser that this request has for itself, if it has one."""
@@ -94,22 +137,30 @@ class OwnDrafts:
             return request.source if request.source in self._guessers else None
         return PREDICTION if request.prediction and PREDICTION in self._guessers else None
 
-    def _opened(self, state: RequestState, source: SourceName) -> RequestGuesser:
-        guesser = self._open.get(state.row)
+    def _opened(self, state: RequestState, source: SourceName) -> LooksUp:
+        opened = self._open.setdefault(state.row, {})
+        guesser = opened.get(source)
         if guesser is None:
-            guesser = self._open[state.row] = self._guessers[source]
+            guesser = opened[source] = self._guessers[source]
             guesser.open(state.row, state.tokens, len(state.request.prompt), state.request.prediction)
         return guesser
 
     def committed(self, commits: Sequence[Commit]) -> None:
         """These tokens were just appended to their requests."""
         for commit in commits:
-            guesser = self._open.get(commit.state.row)
-            if guesser is not None:
-                guesser.extend(commit.state.row, commit.tokens)
+            row = commit.state.row
+            for guesser in self._open.get(row, {}).values():
+                guesser.extend(row, commit.tokens)
+            if self._lookup is None:
+                continue
+            matched = self._matched.get(row)
+            if matched is not None:
+                self._lookup.looked_up(matched, commit.kept)
+            elif row in self._drafted:
+                self._lookup.drafted(commit.kept)
 
     def forget(self, state: RequestState) -> None:
         """The request ended or was preempted; a preempted one is opened anew."""
-        guesser = self._open.pop(state.row, None)
-        if guesser is not None:
+        self._matched.pop(state.row, None)
+        for guesser in self._open.pop(state.row, {}).values():
             guesser.close(state.row)

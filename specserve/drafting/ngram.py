@@ -39,13 +39,13 @@ class _History:
                 if size <= end:
                     self._after[tuple(self.tokens[end - size : end])] = end
 
-    def guess(self, depth: int) -> list[int]:
+    def look_up(self, depth: int) -> tuple[int, list[int]]:
         for size in self._sizes:
             if size < len(self.tokens):
                 found = self._after.get(tuple(self.tokens[-size:]))
                 if found is not None:
-                    return self.tokens[found : found + depth]
-        return []
+                    return size, self.tokens[found : found + depth]
+        return 0, []
 
 
 class NgramGuesser:
@@ -66,7 +66,11 @@ class NgramGuesser:
 
     def guess(self, row: int, depth: int) -> list[int]:
         """At most `depth` tokens that followed the longest known suffix; fewer where the history ends."""
-        return self._rows[row].guess(depth)
+        return self.look_up(row, depth)[1]
+
+    def look_up(self, row: int, depth: int) -> tuple[int, list[int]]:
+        """The guess, and before it the length of the suffix that it followed, in tokens; 0 without one."""
+        return self._rows[row].look_up(depth)
 
     def close(self, row: int) -> None:
         """Forget the row, if it is known."""

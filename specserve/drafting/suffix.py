@@ -145,8 +145,8 @@ class _Row:
             for match in self._past:
                 match.advance(token)
 
-    def guess(self, depth: int, shortest: int) -> list[int]:
-        """By the longest match, the row's own where others are no longer."""
+    def look_up(self, depth: int, shortest: int) -> tuple[int, list[int]]:
+        """The length of the longest match, the row's own where others are no longer, and what followed there."""
         state = self.own.links[self.own.last]
         length = self.own.lengths[state] if state > _ROOT else 0
         tokens = self.own.following(state, min(depth, _PER_MATCHED * length)) if length >= shortest else []
@@ -155,7 +155,7 @@ class _Row:
                 found = match.following(min(depth, _PER_MATCHED * match.length))
                 if found:
                     length, tokens = match.length, found
-        return tokens
+        return (length if tokens else 0), tokens
 
 
 class SuffixGuesser:
@@ -178,7 +178,11 @@ class SuffixGuesser:
 
     def guess(self, row: int, depth: int) -> list[int]:
         """At most `depth` tokens that followed the longest suffix that occurred before."""
-        return self._rows[row].guess(depth, self._shortest)
+        return self.look_up(row, depth)[1]
+
+    def look_up(self, row: int, depth: int) -> tuple[int, list[int]]:
+        """The guess, and before it the length of the suffix that it followed, in tokens; 0 without one."""
+        return self._rows[row].look_up(depth, self._shortest)
 
     def close(self, row: int) -> None:
         """Forget the row, if it is known, but keep its text for later rows."""

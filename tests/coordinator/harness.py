@@ -75,12 +75,14 @@ class Pipeline:
         metrics=None,
         reads_hidden=False,
         drafts=False,
+        lookup="none",
+        guessers=None,
         **engine,
     ):
         self.makers = {"target": make_verifier, "draft": make_draft or (lambda: ToyDraft(miss=miss))}
         settings = {"block_tokens": 4, "max_requests": 8, "max_batch_tokens": 64, "prefill_chunk": 8}
         settings |= {"outcomes": 0} | engine
-        self.config = parse({"engine": settings})
+        self.config = parse({"engine": settings, "draft": {"lookup": lookup}})
         self.clock = Clock()
         self.deltas: dict[str, list[Delta]] = {}
         self.owners: dict[str, int] = {}
@@ -103,6 +105,7 @@ class Pipeline:
             sink=self.sink,
             clock=self.clock,
             tracer=tracer,
+            guessers=guessers,
         )
 
     def sink(self, owner, deltas):

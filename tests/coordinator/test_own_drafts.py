@@ -23,7 +23,9 @@ def own_guessers(monkeypatch):
     """Every engine here has all model-free speculators for its requests."""
     plain = Engine.__init__
     monkeypatch.setattr(
-        Engine, "__init__", lambda self, *args, **kw: plain(self, *args, guessers=guessers_of(DraftConfig()), **kw)
+        Engine,
+        "__init__",
+        lambda self, *args, **kw: plain(self, *args, **kw | {"guessers": guessers_of(DraftConfig())}),
     )
 
 

@@ -55,9 +55,9 @@ def backend(kind, seed: int, blocks: int) -> TableBackend:
     return made
 
 
-def config_of(depth: int, **engine) -> Config:
+def config_of(depth: int, *, lookup: str = "none", **engine) -> Config:
     limits = {"max_requests": 64, "max_batch_tokens": 1024, "queue_limit": 4096, "block_tokens": BLOCK_TOKENS}
-    return parse({"engine": limits | {"depth": depth} | engine})
+    return parse({"engine": limits | {"depth": depth} | engine, "draft": {"lookup": lookup}})
 
 
 def worker_info(role: str, made: TableBackend, blocks: int, rules) -> WorkerInfo:
@@ -117,7 +117,7 @@ def transitions(rule: str, tokens: int, kind=MarkovBackend, *, top_p: float = 1.
                 walk = np.array([asked.prompt[-1], *answer.tokens])
                 np.add.at(counts, (walk[:-1], walk[1:]), 1)
         assert engine._loop.call(lambda: (engine._engine.check(), True)[1]).result()
-        if options:
+        if "outcomes" in options:
             hits, misses = engine._engine._drafts.hits, engine._engine._drafts.misses
             assert hits > 0.05 * (hits + misses), f"{hits} of {hits + misses} came true: nothing was tested"
     return counts
@@ -144,6 +144,13 @@ def p_value(counts: np.ndarray, top_p: float = 1.0) -> float:
 def test_drawn_tokens_have_the_targets_law(rule: str, tokens: int) -> None:
     """A first-order Markov target on 16 tokens, a draft that is another one, 64 requests at once, depth 4."""
     assert p_value(transitions(rule, tokens)) > 1e-3
+
+
+@pytest.mark.parametrize("lookup", ["ngram", "suffix"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_lookup_beside_a_draft_model_keeps_the_law(rule: str, lookup: str) -> None:
+    """Which of both drafts is decided by lengths of matches and by means: with a biased choice this fails."""
+    assert p_value(transitions(rule, SAMPLE, lookup=lookup)) > 1e-3
 
 
 def test_a_lossy_rule_is_noticed() -> None:

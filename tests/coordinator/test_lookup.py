@@ -1,0 +1,116 @@
+"""Lookup beside a draft model: taken where it is worth more, also while the model is away, and no text changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from harness import Pipeline
+from toy_workers import reference
+
+from specserve.config import DraftConfig, parse
+from specserve.coordinator.lookup_worth import LookupWorth
+from specserve.drafting import guessers_of, ngram, suffix
+from specserve.errors import ConfigError
+
+PROMPT = [3, 1, 4, 1, 5]
+ANSWER = reference(PROMPT, 31)
+
+
+def pipeline_of(lookup="suffix", **options):
+    return Pipeline(depth=4, end=1000, lookup=lookup, guessers=guessers_of(DraftConfig()), **options)
+
+
+def ask(pipeline, name):
+    pipeline.submit(name, PROMPT, max_tokens=31)
+    pipeline.settle()
+    assert pipeline.tokens(name) == ANSWER
+    return pipeline.last(name).stats
+
+
+def looked_up(pipeline, result):
+    """Tokens that came from lookup, as metrics have it."""
+    name = "specserve_spec_decode_source_draft_tokens_total"
+    lines = [line for line in pipeline.metrics.render().splitlines() if line.startswith(name)]
+    return sum(float(line.split()[-1]) for line in lines if 'source="suffix"' in line and f'"{result}"' in line)
+
+
+@pytest.mark.parametrize("outcomes", [0, 4, "auto"])
+def test_what_was_said_before_is_looked_up_and_the_rest_drafted(outcomes):
+    """A draft model that errs at every third token; the second time the answer is known from the first."""
+    pipeline = pipeline_of(outcomes=outcomes, miss=3)
+    first, second, third = (ask(pipeline, name) for name in ("first", "second", "third"))
+    assert first.kept_tokens < second.kept_tokens
+    assert looked_up(pipeline, "kept") >= 24
+    assert third.histogram[4] >= 5
+    assert pipeline.idle()
+
+
+@pytest.mark.parametrize("lookup", ["none", "suffix"])
+def test_lookup_goes_on_without_the_draft_worker(lookup):
+    """The worker is killed: without lookup every round is a plain one, with it nearly all of them are full."""
+    pipeline = pipeline_of(lookup, miss=2)
+    ask(pipeline, "first")
+    pipeline.lose("draft")
+    stats = ask(pipeline, "second")
+    assert stats.kept_tokens >= 20 if lookup == "suffix" else stats.kept_tokens == 0
+
+
+def test_a_perfect_model_keeps_its_rounds():
+    """No match is taken of a length that was never worth more; a request that named its source is left to it."""
+    pipeline = pipeline_of(miss=10**9)
+    assert ask(pipeline, "first").kept_tokens == 24
+    pipeline.submit("named", PROMPT, max_tokens=31, source="small_model")
+    pipeline.settle()
+    assert pipeline.tokens("named") == ANSWER
+    assert looked_up(pipeline, "offered") == 0
+
+
+def test_preempted_and_cancelled_requests_leave_nothing_open():
+    """Blocks for one and a half requests, a draft worker killed on the way: each text is still the target's."""
+    pipeline = pipeline_of(blocks=14, context=40, miss=2)
+    for name in "abc":
+        pipeline.submit(name, PROMPT, max_tokens=31, prediction=(*ANSWER[:10], 9, *ANSWER[11:]))
+    for _ in range(9):
+        pipeline.step()
+    pipeline.lose("draft")
+    pipeline.engine.cancel("c")
+    pipeline.settle()
+    assert pipeline.tokens("a") == pipeline.tokens("b") == ANSWER
+    assert pipeline.idle()
+    own = pipeline.engine._own_drafts
+    assert not own._open
+    assert not own._matched
+
+
+def test_lengths_are_taken_by_what_was_kept_behind_them():
+    """Matches of 2 bring 3 tokens, those of 6 none, the model 1.5: in the end 2 is taken always and 6 hardly ever."""
+    worth, draws = LookupWorth("suffix"), random.Random(1)
+    taken = {2: 0, 6: 0}
+    for round_number in range(4000):
+        for length, kept in ((2, 3), (6, 0)):
+            if worth.better(length):
+                worth.looked_up(length, kept)
+                taken[length] += round_number >= 2000
+            else:
+                worth.drafted(draws.choice([1, 2]))
+    assert taken[2] == 2000
+    assert 0 < taken[6] <= 2000 / 32 + 1
+
+
+@pytest.mark.parametrize("module", [ngram, suffix])
+def test_guessers_say_how_long_their_match_was(module):
+    """5 6 7 came before, 8 followed; of a history without repeats nothing is known."""
+    guesser = module.build(DraftConfig(ngram_max=3))
+    guesser.open(0, [5, 6, 7, 8, 9, 5, 6, 7])
+    matched, tokens = guesser.look_up(0, 2)
+    assert (matched, tokens) == (3, [8, 9])
+    assert tokens == guesser.guess(0, 2)
+    guesser.open(1, [1, 2, 3])
+    assert guesser.look_up(1, 2) == (0, [])
+
+
+@pytest.mark.parametrize("speculator", ["none", "ngram", "suffix"])
+def test_lookup_beside_no_model_is_refused(speculator):
+    with pytest.raises(ConfigError, match="set speculator to suffix and leave lookup out"):
+        parse({"draft": {"speculator": speculator, "lookup": "suffix"}})
