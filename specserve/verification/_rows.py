@@ -9,7 +9,7 @@ import numpy as np
 
 from specserve.errors import ProtocolError
 from specserve.models import RowStates, TokenTree
-from specserve.models._stretches import Stretch, one_length, split, tokens_in_range
+from specserve.models._stretches import Stretch, one_length, split, table_covers, tokens_in_range
 from specserve.sampling.processors import Place
 from specserve.sampling.profiles import Profile, Profiles
 from specserve.transport.messages import Array, Cannot, Verify
@@ -75,10 +75,11 @@ class Row:
         return tokens
 
 
-def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row], dict[int, str]]:
+def read(message: Verify, profiles: Profiles, vocab_size: int, block_tokens: int) -> tuple[list[Row], dict[int, str]]:
     """The rows of a message that can be served, and why for each of the others by its row id.
 
-    Raises ProtocolError when the message's columns contradict each other, which says nothing of single rows.
+    block_tokens is the size of the backend's pages. Raises ProtocolError when the message's columns contradict each
+    other, which says nothing of single rows.
     """
     one_length(
         rows=message.rows,
@@ -113,7 +114,7 @@ def read(message: Verify, profiles: Profiles, vocab_size: int) -> tuple[list[Row
             row = Row(index, row_id, profiles.find(row_id, epoch), *rest)
             if (tree := _tree(above)) is not None:
                 row = replace(row, parents=tree)
-            _check(row, vocab_size, len(message.dists.rows))
+            _check(row, vocab_size, len(message.dists.rows), block_tokens)
             rows.append(row)
         except ProtocolError as error:
             faults[row_id] = f"row {row_id}: {error.message}"
@@ -139,13 +140,14 @@ def uncovered(message: Verify, rows: Sequence[Row], states: RowStates) -> Cannot
     return Cannot(message.round, message.rows[short], message.epochs[short], positions)
 
 
-def _check(row: Row, vocab_size: int, dists: int) -> None:
+def _check(row: Row, vocab_size: int, dists: int, block_tokens: int) -> None:
     if not len(row.feed):
         raise ProtocolError("an empty feed; the newest committed token, at least, must be fed")
     if len(row.chain) and not row.due:
         raise ProtocolError(f"{len(row.chain)} drafted tokens, but no token is due")
     if row.start < 0:
         raise ProtocolError(f"a feed that starts at position {row.start}")
+    table_covers(row.table, row.first + len(row.chain), block_tokens)
     tokens_in_range(row.feed, vocab_size)
     tokens_in_range(row.chain, vocab_size)
     if len(row.dist_rows) and (row.dist_rows.min() < -1 or row.dist_rows.max() >= dists):

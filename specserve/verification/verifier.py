@@ -74,10 +74,10 @@ class Verifier:
     """A `transport.Worker` that holds the target. `handle` raises GroupLost only.
 
     vocab_size is the size of the vocabulary that draft and target share; ids at or above it are never chosen. engine
-    configures the rules; grammars are needed for structured requests only; hardware is what results are waited for on,
-    where reading them does not do that. beside drafts in this process what verdicts bring along. Raises ConfigError
-    when the configured rule is not one that can be built, or trees are configured for a rule or a target that cannot
-    check them.
+    configures the rules and tells the size of the backend's pages; grammars are needed for structured requests only;
+    hardware is what results are waited for on, where reading them does not do that. beside drafts in this process what
+    verdicts bring along. Raises ConfigError when the configured rule is not one that can be built, or trees are
+    configured for a rule or a target that cannot check them.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class Verifier:
         native.library()  # where it must be compiled first, before the first round
         self._mask_thread = ThreadPoolExecutor(1, "specserve-masks")
         engine = EngineConfig() if engine is None else engine
+        self._block_tokens = engine.block_tokens
         self._judges = judges_of(engine)
         if engine.tree_shape is not None and not isinstance(backend, HoldsTrees):
             raise ConfigError(
@@ -144,7 +145,7 @@ class Verifier:
         """Compute a round; again, while there are tries, where the hardware refuses to tell the results."""
         began = perf_counter()
         self._hardware.arrived()
-        rows, faults = read(message, self._profiles, self._backend.vocab_size)
+        rows, faults = read(message, self._profiles, self._backend.vocab_size, self._block_tokens)
         if faults:
             return _failed(message.round, faults)
         cannot = uncovered(message, rows, self._backend.states)

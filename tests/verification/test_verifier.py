@@ -1,5 +1,7 @@
 """The verifier on a table model: positions, mixed batches, faults."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -280,6 +282,43 @@ def test_a_row_that_cannot_be_served_is_named(part: Part, reason: str) -> None:
     assert reply.rows.tolist() == [part.row]
     assert reason in reply.reason
     assert not model.forwards
+
+
+@pytest.mark.parametrize(
+    ("part", "parents", "enough"),
+    [
+        (Part(2, 0, [1, 2], [1], chain=[3, 4]), (), True),
+        (Part(2, 0, [1, 2], [1], chain=[3, 4, 5]), (), False),
+        (Part(2, 0, [1, 2, 3, 4, 5], [1, 2], due=False), (), True),
+        (Part(2, 0, [1, 2, 3, 4, 5], [1], due=False), (), False),
+        (Part(2, 3, [4], [1]), (), True),
+        (Part(2, 3, [4], [1], chain=[5]), (), False),
+        (Part(2, 0, [1], []), (), False),
+        (Part(2, 0, [1, 2], [1, 2], chain=[3, 4, 5]), (-1, -1, 0), True),
+        (Part(2, 0, [1, 2], [1], chain=[3, 4, 5]), (-1, -1, 0), False),
+    ],
+)
+def test_a_table_covers_feed_and_drafted_tokens_or_its_row_is_refused_alone(
+    part: Part, parents: tuple[int, ...], enough: bool
+) -> None:
+    """In blocks of 4; each node of a tree takes a position. Nothing is computed, and the other row can go on."""
+    model = backend()
+    worker = Verifier(model, vocab_size=VOCAB, engine=EngineConfig(block_tokens=4))
+    for row in (1, 2):
+        worker.handle(opened(row, temperature=0))
+    if part.start:
+        answer(worker, verify([Part(2, 0, [1, 2, 3, 4][: part.start], [1])]))
+    model.forwards.clear()
+    other = Part(1, 0, [1], [0])
+    message = replace(verify([other, part], number=5), parents=np.array(parents, dtype=np.int32))
+    (reply,) = worker.handle(message)
+    assert isinstance(reply, Verdict) == enough
+    if not enough:
+        assert isinstance(reply, Failed)
+        assert (reply.batch, reply.rows.tolist()) == (5, [2])
+        assert "blocks for" in reply.reason
+        assert not model.forwards
+    answer(worker, verify([other], number=6))
 
 
 def test_a_batch_that_raises_fails_without_naming_rows() -> None:
