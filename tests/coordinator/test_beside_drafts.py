@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from test_engine_machine import EngineMachine
 from toy_workers import VOCAB, ToyVerifier, next_token, reference, split
+from worker_messages import Part, verify
 
+from specserve.coordinator.beside_drafts import BesideDrafts
+from specserve.coordinator.depth import FixedDepth
 from specserve.coordinator.limits import check_limits
-from specserve.errors import ConfigError
+from specserve.coordinator.rounds import Round
+from specserve.errors import ConfigError, ProtocolError
 from specserve.transport.messages import Dists, Drafted, Verdict
 
 
@@ -139,6 +143,109 @@ def test_drafts_that_nobody_asked_for_cost_the_verifier(how: str) -> None:
     here.makers["target"] = DraftingVerifier
     here.restart("target")
     here.settle()
+    assert here.tokens("a") == reference([1, 2, 3], 12)
+    assert here.idle()
+
+
+ASKED = [2, 3]
+"""Tokens to draft behind each row's verdict."""
+
+
+def take(drafted, asked=ASKED):
+    """The chains, by row, that a verdict of two rows brings."""
+    rows = [Part(row, 0, [1], [row]) for row in (4, 7)]
+    sent = replace(verify(rows), depths=np.array(asked, np.int32))
+    nothing = np.zeros(2, np.int32)
+    verdict = Verdict(sent.round, sent.rows, sent.epochs, nothing, nothing, 0.0, 0.0, drafted=drafted)
+    source = BesideDrafts(FixedDepth(3, 64, None), VOCAB, 64)
+    source.take(Round(sent, [], [], 0.0), verdict)
+    return {row: chain.tokens for row, chain in source._came.items()}
+
+
+def drafted_as(lengths, tokens, dists=0):
+    rows = Dists("sparse", 2, np.zeros((dists, 12), np.uint8)) if dists else Dists.none()
+    return Drafted(np.array(lengths, np.int32), np.array(tokens, np.int32), rows, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("drafted", "chains"),
+    [
+        (drafted_as([2, 3], [1, 2, 3, 4, 5]), {4: [1, 2], 7: [3, 4, 5]}),
+        (drafted_as([2, 3], [1, 2, 3, 4, 5], dists=5), {4: [1, 2], 7: [3, 4, 5]}),
+        (drafted_as([0, 1], [VOCAB - 1]), {4: [], 7: [VOCAB - 1]}),
+        (drafted_as([0, 0], []), {4: [], 7: []}),
+    ],
+    ids=["without dists", "with dists", "fewer", "none"],
+)
+def test_drafts_of_at_most_what_was_asked_for_are_taken(drafted, chains) -> None:
+    """Each row gets its own tokens, in order."""
+    assert take(drafted) == chains
+
+
+@pytest.mark.parametrize(
+    ("drafted", "asked", "reason"),
+    [
+        (drafted_as([2], [1, 2]), ASKED, r"of \[2, 3\]"),
+        (drafted_as([2, 3, 0], [1, 2, 3, 4, 5]), ASKED, r"of \[2, 3\]"),
+        (drafted_as([], []), ASKED, r"of \[2, 3\]"),
+        (drafted_as([1, 0], [1]), [], r"of \[\]"),
+        (drafted_as([-1, 3], [1, 2]), ASKED, r"of \[2, 3\]"),
+        (drafted_as([3, 2], [1, 2, 3, 4, 5]), ASKED, r"of \[2, 3\]"),
+        (drafted_as([2, 1], [1, 2]), ASKED, "of another number"),
+        (drafted_as([1, 0], [1, 2]), ASKED, "of another number"),
+        (drafted_as([0, 0], [1]), ASKED, "of another number"),
+        (drafted_as([1, 1], [1, 2], dists=1), ASKED, "of another number"),
+        (drafted_as([1, 1], [1, 2], dists=3), ASKED, "of another number"),
+        (drafted_as([0, 0], [], dists=1), ASKED, "of another number"),
+        (drafted_as([1, 1], [1, -1]), ASKED, "outside the vocabulary"),
+        (drafted_as([1, 1], [1, VOCAB]), ASKED, "outside the vocabulary"),
+    ],
+    ids=[
+        *("a row too few", "a row too many", "no rows", "nothing was asked for", "a negative length", "a longer chain"),
+        *("a token too few", "a token too many", "tokens of no row", "a dist too few", "a dist too many"),
+        *("dists of no token", "a negative token", "a token that there is not"),
+    ],
+)
+def test_drafts_of_any_other_shape_break_the_protocol(drafted, asked, reason) -> None:
+    """With a ProtocolError, whatever is wrong about them: that costs the verifier its life, and nobody else."""
+    with pytest.raises(ProtocolError, match=reason):
+        take(drafted, asked)
+
+
+OTHER_DISTS = {
+    "another form": lambda count: Dists("dense", 2, np.zeros((count, 12), np.uint8)),
+    "another width": lambda count: Dists("sparse", 3, np.zeros((count, 12), np.uint8)),
+    "rows of more bytes": lambda count: Dists("sparse", 2, np.zeros((count, 18), np.uint8)),
+}
+
+
+@pytest.mark.parametrize("how", OTHER_DISTS)
+def test_dists_that_change_their_layout_cost_the_verifier(how: str) -> None:
+    """Chains of two verdicts are put together. A successor's dists may be laid out as those were that cost it."""
+
+    class Drawing(DraftingVerifier):
+        def _verify(self, batch):
+            verdict = super()._verify(batch)
+            count = len(verdict.drafted.tokens)
+            return replace(verdict, drafted=replace(verdict.drafted, dists=self.dists(batch, count)))
+
+        def dists(self, batch, count):
+            return OTHER_DISTS[how](count)
+
+    class Changing(Drawing):
+        def dists(self, batch, count):
+            usual = Dists("sparse", 2, np.zeros((count, 12), np.uint8))
+            return usual if batch.round < 3 else super().dists(batch, count)
+
+    here = pipeline(make_verifier=Changing, depth=3, end=1000)
+    here.submit("a", [1, 2, 3], 12)
+    here.settle()
+    assert here.engine.away == ("target",)
+    assert 0 < len(here.tokens("a")) < 12
+    here.makers["target"] = Drawing
+    here.restart("target")
+    here.settle()
+    assert here.engine.away == ()
     assert here.tokens("a") == reference([1, 2, 3], 12)
     assert here.idle()
 

@@ -16,7 +16,7 @@ from specserve.models import AtOnce
 from specserve.sampling import wire
 from specserve.sampling.dists import draw, process
 from specserve.sampling.noise import Purpose, uniform
-from specserve.transport.messages import Close, Failed, PlanAhead, Push, PushAhead, Verify
+from specserve.transport.messages import Close, Failed, Plan, PlanAhead, Push, PushAhead, Verify
 
 VOCAB = 9
 CPU = torch.device("cpu")
@@ -345,6 +345,63 @@ def test_a_plan_ahead_with_too_few_blocks_is_refused(short: dict[str, list[int]]
     assert isinstance(reply, Failed)
     assert "blocks" in reply.reason
     assert all(isinstance(each, PushAhead) for each in worker.handle(ahead(2)))
+
+
+READ_WIDTH = 3
+
+
+def reading() -> DraftWorker:
+    """A worker whose plans bring hidden states, with two tokens of rows 1 and 2 in their pages."""
+    space = Workspace(32, SparseDists(32, 64, CPU), CPU, ranks=4)
+    worker = DraftWorker(SmallModel(table(), VOCAB), space, vocab_size=VOCAB, block_tokens=4, read_width=READ_WIDTH)
+    for row in (1, 2):
+        worker.handle(opened(row))
+    fed = plan([Part(1, 0, [1, 2], [0]), Part(2, 0, [1, 2], [1])])
+    assert isinstance(worker.handle(read_from(fed, [0, 0], 4))[0], Push)
+    return worker
+
+
+def read_from(message: Plan | PlanAhead, origins: list[int], states: int) -> Plan | PlanAhead:
+    """The plan with so many hidden states, and where each row may be read from."""
+    hidden = wire.encode_hidden(torch.zeros(states, READ_WIDTH))
+    return replace(message, origins=ints(origins), hidden=hidden)
+
+
+ORIGINS = pytest.mark.parametrize(("origin", "right"), [(-1, False), (0, True), (1, True), (2, True), (3, False)])
+"""Of a feed that starts at position 2."""
+
+
+@ORIGINS
+def test_a_row_is_read_from_its_start_on_at_the_latest(origin: int, right: bool) -> None:
+    """One that is read from behind its start, or from before position 0, is named, and nothing is computed."""
+    worker = reading()
+    model = worker._speculator._backend
+    model.forwards.clear()
+    parts = [Part(1, 2, [3], [0], slots=[0]), Part(2, 2, [3], [1], slots=[1])]
+    (reply,) = worker.handle(read_from(plan(parts, number=5), [0, origin], 2))
+    assert isinstance(reply, Push) == right
+    if not right:
+        assert isinstance(reply, Failed)
+        assert (reply.batch, reply.rows.tolist()) == (5, [2])
+        assert f"read from {origin} on by a feed that starts at 2" in reply.reason
+        assert not model.forwards
+
+
+@ORIGINS
+def test_a_trunk_is_read_from_its_start_on_at_the_latest(origin: int, right: bool) -> None:
+    """As a row of a plan is."""
+    worker = reading()
+    model = worker._speculator._backend
+    model.forwards.clear()
+    longer = {"bases": ints([3]), "starts": ints([2]), "texts": ints([1, 2, 3]), "text_lengths": ints([3])}
+    replies = list(worker.handle(read_from(replace(ahead(5), **longer), [origin], 1)))
+    assert all(isinstance(reply, PushAhead) for reply in replies) == right
+    if not right:
+        (reply,) = replies
+        assert isinstance(reply, Failed)
+        assert (reply.batch, reply.rows.tolist()) == (5, [1])
+        assert f"read from {origin} on by a feed that starts at 2" in reply.reason
+        assert not model.forwards
 
 
 def test_a_plan_that_raises_fails_without_naming_rows() -> None:
