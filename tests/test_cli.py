@@ -40,6 +40,27 @@ def test_help_of_a_bench_tells_choices_and_defaults(capsys) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [*([verb] for verb in ("serve", "chat", "check", "top", "dashboards")), ["bench", "compare"], ["bench", "rules"]],
+    ids=" ".join,
+)
+def test_an_unknown_flag_is_told_with_the_usage_of_its_command(capsys, command) -> None:
+    """Not with that of the whole program, which names no flag of the command."""
+    status, _, err = said(capsys, *command, "--bogus")
+    assert status == 2
+    assert err.startswith(f"usage: specserve {' '.join(command)} [-h]")
+    assert f"specserve {' '.join(command)}: error: unrecognized arguments: --bogus" in err
+
+
+def test_an_unknown_flag_before_the_verb_is_the_program_s(capsys) -> None:
+    """There its own usage is the right one."""
+    status, _, err = said(capsys, "--bogus", "top", "--once")
+    assert status == 2
+    assert err.startswith("usage: specserve [-h]")
+    assert "unrecognized arguments: --bogus" in err
+
+
+@pytest.mark.parametrize(
     ("arguments", "flag"),
     [
         (["compare", "--depth", "0,x"], "--depth"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from specserve import __version__
 from specserve.cli import bench, verbs
@@ -30,8 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses itself what it does not know. argparse leaves that to the outermost parser, which shows its own usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="specserve", description=_ABOUT, epilog=_EPILOG)
+    parser: argparse.ArgumentParser = _Parser(prog="specserve", description=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"specserve {__version__}")
     places = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add(places)
