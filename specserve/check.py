@@ -67,19 +67,19 @@ class _Seen:
     kv: dict[Role, _Kv] = field(default_factory=dict)
 
 
-def report(config: Config) -> list[Finding]:
+def report(config: Config, progress: Callable[[str], None] = lambda _: None) -> list[Finding]:
     """Look at this machine and at the configuration. Builds or converts the demo models if they are not cached.
 
-    A problem is told once, by the first topic that meets it.
+    A problem is told once, by the first topic that meets it. progress gets lines for people who wait.
     """
     seen = _Seen()
     findings = [
         *_environment(),
         *_guarded("speculator", lambda: _speculator(config)),
         *_guarded("rule", lambda: _rule(config)),
-        *_guarded("target", lambda: _model("target", config.target, config, seen)),
-        *_guarded("draft", lambda: _draft(config, seen)),
-        *_guarded("vocabulary", lambda: _vocabulary(seen.needs)),
+        *_guarded("target", lambda: _model("target", config.target, config, seen, progress)),
+        *_guarded("draft", lambda: _draft(config, seen, progress)),
+        *_guarded("vocabulary", lambda: _vocabulary(seen.needs, progress)),
         *_guarded("memory", lambda: _memory(config, seen.needs)),
         *_guarded("limits", lambda: _limits(config)),
         *_guarded("placement", lambda: _placement(config)),
@@ -143,10 +143,13 @@ def _tracing(config: Config) -> Iterator[Finding]:
     yield Finding("tracing", f"{settings.share:.0%} of requests, to {to}")
 
 
-def _model(role: Role, model: ModelConfig, config: Config, seen: _Seen) -> Iterator[Finding]:
+def _model(
+    role: Role, model: ModelConfig, config: Config, seen: _Seen, progress: Callable[[str], None]
+) -> Iterator[Finding]:
+    progress(f"{role}: looking at {model.source}")
     from specserve.models import _int8, _tensor_parallel, loading
 
-    folder = seen.folders[role] = loading.prepare(model, lambda _: None, role=role)
+    folder = seen.folders[role] = loading.prepare(model, lambda line: progress(f"{role}: {line}"), role=role)
     backend = loading.backend_of(folder, model)
     _int8.refuse_unfit(model, recurrent=backend == loading.RECURRENT, emulated=backend == loading.EMULATED)
     if backend == loading.EMULATED:
@@ -291,11 +294,11 @@ def _described(folder: Path, model: ModelConfig) -> _Described | None:
     return _Described(context, layout, layers, model.tensor_parallel, heads, width, found.vocab_size)
 
 
-def _draft(config: Config, seen: _Seen) -> Iterator[Finding]:
+def _draft(config: Config, seen: _Seen, progress: Callable[[str], None]) -> Iterator[Finding]:
     if config.engine.depth > 0 and drafting.has_worker(config.draft):
         pipelines = config.cluster.pipelines_per_draft
         together = config.engine.of_several(pipelines)
-        yield from _model("draft", config.draft_model, config.model_copy(update={"engine": together}), seen)
+        yield from _model("draft", config.draft_model, config.model_copy(update={"engine": together}), seen, progress)
         _refuse_unfit(config, seen.folders["draft"])
         if seen.kv.keys() >= {"draft", "target"}:
             draft, context = seen.kv["draft"], seen.kv["target"].context_length
@@ -317,12 +320,13 @@ def _refuse_unfit(config: Config, folder: Path) -> None:
         check(config.draft, is_head=loading.backend_of(folder, config.draft_model) == loading.HEAD)
 
 
-def _vocabulary(needs: list[ModelNeeds]) -> Iterator[Finding]:
+def _vocabulary(needs: list[ModelNeeds], progress: Callable[[str], None]) -> Iterator[Finding]:
     """Whether the tokenizers agree; nothing when one of the models could not be looked at."""
     from specserve.models import loading, vocabulary
 
     if len(needs) < 2:
         return
+    progress("vocabulary: comparing tokenizers")
     target, draft = (need.folder for need in needs)
     widths = [loading.logits_width(folder) for folder in (target, draft)]
     shared = vocabulary.check(target, draft, *widths)

@@ -172,6 +172,21 @@ def test_the_command_fails_when_something_cannot_work(folders, capsys) -> None:
     assert capsys.readouterr().out.count("✗") == 1
 
 
+def test_who_waits_for_check_is_told_what_for(folders, tmp_path, monkeypatch, capsys) -> None:
+    """Line by line on stderr, as `serve` does, conversions too; what was found stands alone on stdout."""
+    models = ["--draft", folders[1], "--set", "server.port=0"]
+    assert main(["check", "--target", folders[0], *models]) == 0
+    out, err = capsys.readouterr()
+    told = [f"target: looking at {folders[0]}", f"draft: looking at {folders[1]}", "vocabulary: comparing tokenizers"]
+    assert [line for line in err.splitlines() if line in told] == told
+    assert all(line.startswith("✓") for line in out.splitlines())
+    monkeypatch.setenv("SPECSERVE_CACHE", str(tmp_path / "cache"))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    assert main(["check", "--target", str(broken), *models]) == 1
+    assert "target: converting broken.gguf (once; cached in " in capsys.readouterr().err
+
+
 def test_keys_of_the_environment_are_judged_as_by_serve(monkeypatch, capsys) -> None:
     """One that is too short is refused by both."""
     monkeypatch.setenv("SPECSERVE_API_KEY", "short")

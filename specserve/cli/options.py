@@ -43,7 +43,8 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="the target model: demo, emulated, a folder, or a .gguf file (target.source)")
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
     parser.add_argument(
-        "--speculator", help="small_model, eagle, mtp, ngram, suffix, none, or a dotted path (draft.speculator)"
+        "--speculator",
+        help="small_model, eagle, mtp, ngram, suffix, none, or a dotted path (draft.speculator)",
     )
     parser.add_argument("--speculative-config", metavar="JSON", help="drafting as vLLM's flag of this name has it")
     if parser.prog.endswith(("serve", "check")):
@@ -95,9 +96,13 @@ def runnable_config(arguments: argparse.Namespace) -> Config:
 
     config = read_config(arguments)
     drafting.has_worker(config.draft)  # raises for what is no speculator
-    # transformers' own switch; worker processes inherit it. Bars would be drawn over our lines.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    without_bars()
     return config
+
+
+def without_bars() -> None:
+    """By transformers' own switch; worker processes inherit it. Bars would be drawn over our lines."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def numbers(text: str) -> tuple[int, ...]:

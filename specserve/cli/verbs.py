@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve import config as configs
-from specserve.cli.options import config_arguments, read_config, runnable_config
+from specserve.cli.options import config_arguments, read_config, runnable_config, without_bars
 
 if TYPE_CHECKING:
     from specserve.cli.options import Places
@@ -89,7 +90,9 @@ def _chat(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from specserve.check import report
 
-    findings = report(configs.keyed(read_config(arguments), os.environ))
+    config = configs.keyed(read_config(arguments), os.environ)
+    without_bars()
+    findings = report(config, lambda line: print(line, file=sys.stderr, flush=True))
     for finding in findings:
         print(finding)
     return 1 if any(finding.problem for finding in findings) else 0
