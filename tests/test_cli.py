@@ -6,10 +6,11 @@ import io
 
 import pytest
 
+from specserve import drafting
 from specserve.bench import compare as compares
 from specserve.bench.report import write_json
 from specserve.cli import main
-from specserve.config import Config
+from specserve.config import Config, DraftConfig
 from specserve.errors import ConfigError
 
 
@@ -93,6 +94,17 @@ def test_an_unknown_speculator_is_refused_before_the_model_is_looked_for(capsys,
     assert status == 1
     assert "no speculator called" in err
     assert "ngram, prediction, small_model, suffix" in err
+
+
+def test_every_speculator_that_is_listed_can_be_chosen(capsys) -> None:
+    """What is told where a name is wrong, and what help tells, are the same names, and none of them is refused."""
+    _, _, err = said(capsys, "serve", "--speculator", "guess", "--target", "/no/model")
+    listed = err.split("there are: ")[1].split(", and dotted paths")[0].split(", ")
+    for name in listed:
+        drafting.has_worker(DraftConfig(speculator=name))
+    _, out, _ = said(capsys, "serve", "--help")
+    helped = " ".join(out.split()).split("--speculator SPECULATOR ")[1].split(", or a dotted path")[0].split(", ")
+    assert sorted(helped) == sorted(listed)
 
 
 @pytest.mark.parametrize("bench", [["compare"], ["acceptance"], ["ties"]])

@@ -44,7 +44,7 @@ def config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", help="the draft model (draft.model.source)")
     parser.add_argument(
         "--speculator",
-        help="small_model, eagle, mtp, ngram, suffix, none, or a dotted path (draft.speculator)",
+        help="small_model, eagle, mtp, ngram, suffix, prediction, none, or a dotted path (draft.speculator)",
     )
     parser.add_argument("--speculative-config", metavar="JSON", help="drafting as vLLM's flag of this name has it")
     if parser.prog.endswith(("serve", "check")):

@@ -52,6 +52,17 @@ def test_a_right_prediction_fills_whole_rounds():
     assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (30, 0)
 
 
+@pytest.mark.parametrize("prediction", [(), ANSWER])
+def test_predictions_may_be_the_only_drafts_of_a_deployment(prediction):
+    """As the speculator that was chosen for all: whoever predicts nothing is decoded plainly."""
+    pipeline = Pipeline(depth=4, draft=False, guesser=guessers_of(DraftConfig())["prediction"], end=1000)
+    pipeline.submit("a", PROMPT, max_tokens=31, prediction=tuple(prediction))
+    pipeline.settle()
+    assert pipeline.tokens("a") == ANSWER
+    assert (pipeline.last("a").stats.drafted_tokens > 0) == bool(prediction)
+    assert pipeline.idle()
+
+
 def test_a_wrong_prediction_is_counted_as_rejected():
     """What was taken from it was refused; nothing was accepted; most rounds did without it."""
     stats = run(draft=False, prediction=tuple(GARBAGE)).last("a").stats
