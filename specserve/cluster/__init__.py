@@ -3,12 +3,17 @@
 import os
 import sys
 
-_NAME = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+RAY_START_WAIT_S = "90"
+"""How long Ray waits for parts of itself when it starts: its own 30 s may be too few where a machine is only busy."""
 
-# A local Ray listens on the loopback address only if Ray was told so when it was first imported. This has no effect
-# on processes that join a given cluster: they learn their address from their node.
-if "ray" not in sys.modules and _NAME not in os.environ:
-    os.environ[_NAME] = "0"
+# Ray reads these once, when it is first imported. A local Ray listens on the loopback address only if Ray was told so
+# then. That has no effect on processes that join a given cluster: they learn their address from their node.
+_AT_IMPORT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_raylet_start_wait_time_s": RAY_START_WAIT_S}
+
+if "ray" not in sys.modules:
+    _ours = {name: value for name, value in _AT_IMPORT.items() if name not in os.environ}
+    os.environ |= _ours
     import ray  # noqa: F401
 
-    del os.environ[_NAME]
+    for _name in _ours:
+        del os.environ[_name]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import ray
 
-from specserve.cluster import processes
+from specserve.cluster import RAY_START_WAIT_S, processes
 from specserve.cluster.placement import COORDINATOR_CPUS, INGRESS_CPUS, WORKER_CPUS
 from specserve.errors import ConfigError, Unavailable
 
@@ -26,6 +26,9 @@ _OBJECT_STORE_BYTES = 128 * 1024 * 1024  # objects carry control messages only
 _PATIENCE_S = 5.0
 _PREFIX = "sps-"
 _OWNER = "owner"  # who made a folder: process number, start time, namespace of process numbers
+
+_PORT_WAIT = "RAY_gcs_server_port_wait_time_s"
+"""How long Ray waits for its first process; for its node see `specserve.cluster`."""
 
 # Keeps other users of this machine out, and a token file in the home folder alone. Ray reads it once per process.
 _TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
@@ -60,11 +63,8 @@ def local_ray(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> Itera
     folder = _own_folder()
     before = processes.descendants()
     started: set[processes.Process] = set()
-    variables: dict[str, str | None] = _QUIET | {"TMPDIR": _below(folder, "t"), "RAY_AUTH_TOKEN": _TOKEN}
-    # Ray switches token authentication on for a local cluster where the user did not say otherwise.
-    variables["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE")
     try:
-        with _environment(variables):
+        with _environment(_variables(_below(folder, "t"))):
             try:
                 own = _started(folder, logical_cpus(ingresses, pipelines, workers), before)
                 yield Path(own, "session_latest", "logs")
@@ -76,6 +76,17 @@ def local_ray(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> Itera
         shutil.rmtree(folder, ignore_errors=True)
         if left:
             log.error("could not end processes %s", sorted(process.pid for process in left))
+
+
+def _variables(temporary: str) -> dict[str, str | None]:
+    """What the environment is to hold while this Ray runs."""
+    return _QUIET | {
+        "TMPDIR": temporary,
+        "RAY_AUTH_TOKEN": _TOKEN,
+        # Ray switches token authentication on for a local cluster where the user did not say otherwise.
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE"),
+        _PORT_WAIT: os.environ.get(_PORT_WAIT, RAY_START_WAIT_S),
+    }
 
 
 def _own_folder() -> str:
@@ -127,7 +138,7 @@ def _started(folder: str, cpus: int, before: set[processes.Process]) -> str:
 
 
 def _start(folder: str, cpus: int) -> None:
-    """Raises Unavailable where Ray cannot start; it gives its own processes 30 s."""
+    """Raises Unavailable where Ray cannot start. It waits `RAY_START_WAIT_S` for its first process and for its node."""
     try:
         ray.init(
             num_cpus=cpus,

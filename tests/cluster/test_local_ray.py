@@ -45,6 +45,42 @@ def test_without_proc_nothing_is_removed(temporary, monkeypatch):
     assert (temporary / "sps-a").is_dir()
 
 
+AT_IMPORT = """
+import os, sys
+
+class Watching:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "ray":
+            print(os.environ.get("RAY_raylet_start_wait_time_s"))
+
+sys.meta_path.insert(0, Watching)
+import specserve.cluster
+print(os.environ.get("RAY_raylet_start_wait_time_s"))
+"""
+"""What Ray finds in the environment when it is first imported, and what is left there."""
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, ["90", "None"]), ({"RAY_raylet_start_wait_time_s": "7"}, ["7"] * 2)])
+def test_ray_gives_its_node_more_time_to_start_unless_told_otherwise(given, found):
+    """Ray reads this when it is imported, and never again; nothing of it is left to other programs."""
+    without = {name: value for name, value in os.environ.items() if name != "RAY_raylet_start_wait_time_s"}
+    said = subprocess.run([sys.executable, "-c", AT_IMPORT], env=without | given, capture_output=True, check=True)
+    assert said.stdout.decode().split() == found
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "90"), ("7", "7")])
+def test_ray_gives_its_first_process_more_time_to_start_unless_told_otherwise(given, found, monkeypatch):
+    """This is read when it starts."""
+    name = "RAY_gcs_server_port_wait_time_s"
+    monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    with local_ray._environment(local_ray._variables("/nowhere")):
+        assert os.environ[name] == found
+    assert os.environ.get(name) == given
+
+
 @pytest.mark.parametrize("port", [0, 18437])
 @pytest.mark.parametrize("host", ["256.1.1.1", "nowhere.invalid", "192.0.2.1", "x" * 70 + ".y", "::2"])
 def test_a_host_that_is_not_here_is_refused_in_words(host: str, port: int) -> None:
