@@ -97,6 +97,15 @@ class EitherMachine(AheadMachine):
         self.pipeline.draft.deliver(self.pipeline.engine)
         self.pipeline.step()
 
+    def teardown(self):
+        if hasattr(self, "pipeline"):
+            for which in list(self.away):
+                self.restart(which)
+            self.pipeline.settle()
+            # A worker whose push in turns was lost is given up as one that hangs.
+            self.pipeline.clock.now += self.pipeline.config.engine.hang_after_s
+        super().teardown()
+
 
 @histories(30, 300)
 def test_both_ways_of_drafting_may_change_at_any_time(examples):
