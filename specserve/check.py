@@ -122,6 +122,7 @@ def _speculator(config: Config) -> Iterator[Finding]:
     else:
         beside = "verifier" if drafting.lives_beside(config.draft) else "coordinator"
         where = "in a draft worker" if has_worker else f"beside the {beside}"
+        name = config.draft.told_names
         yield Finding("speculator", f"{name} {where}, {config.engine.told_depth}")
 
 

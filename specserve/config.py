@@ -147,6 +147,11 @@ class DraftConfig(Section):
         "matches of such a length than of the model's drafts, and while the draft worker is away",
     )
 
+    @property
+    def told_names(self) -> str:
+        """The speculator, and the one beside it, in words."""
+        return self.speculator if self.lookup == "none" else f"{self.speculator} and {self.lookup} lookup"
+
     @model_validator(mode="after")
     def _lookup_beside_a_model(self) -> DraftConfig:
         if self.lookup != "none" and self.speculator in (NO_SPECULATOR, "ngram", "suffix"):

@@ -150,3 +150,12 @@ def test_set_takes_dotted_names(capsys) -> None:
         status, _, err = said(capsys, "check", "--set", item)
         assert status == 1
         assert told in err
+
+
+@pytest.mark.parametrize("flag", ["--dept", "--specul"])
+def test_a_part_of_a_flags_name_is_refused(capsys, flag) -> None:
+    """It would be taken for the whole name, and a typo would go unnoticed."""
+    with pytest.raises(SystemExit) as ended:
+        main(["check", flag, "2"])
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {flag}" in capsys.readouterr().err

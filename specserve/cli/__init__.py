@@ -32,7 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses itself what it does not know. argparse leaves that to the outermost parser, which shows its own usage."""
+    """Refuses itself what it does not know. argparse leaves that to the outermost parser, which shows its own usage.
+
+    A part of a flag's name is not that flag: it would be a typo that nobody hears of.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)

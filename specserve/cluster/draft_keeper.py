@@ -27,6 +27,7 @@ from specserve.cluster.link import EchoAddress, Link
 from specserve.cluster.member import POLL_S, Member
 from specserve.cluster.placement import DRAFT, Placement, plan_shared
 from specserve.cluster.placing import Seats, place, planned
+from specserve.cluster.replica_port import stay_at_the_node
 from specserve.cluster.shared_draft_actor import SharedDraftActor
 from specserve.config import Config
 from specserve.errors import ConfigError, SpecserveError, Unavailable
@@ -73,6 +74,7 @@ class DraftKeeper:
     """Creates one draft worker as its child, brings it back, and gives shares of it to pipelines of its own kind."""
 
     def __init__(self, config_tree: dict[str, Any]) -> None:
+        stay_at_the_node()
         self._config = configs.parse(config_tree)
         logs.configure(self._config.log_format)
         self._kinship = kinship(self._config)

@@ -19,6 +19,7 @@ from specserve.cluster.actors import node_address
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.remote import Pipe, RemoteEngine
+from specserve.cluster.replica_port import stay_at_the_node
 from specserve.cluster.request_ids import NamedByProxy
 from specserve.cluster.routing import Router
 from specserve.cluster.routing_engine import RoutingEngine
@@ -42,6 +43,7 @@ class Ingress:
     """HTTP in front of all pipelines. Replicas are independent of each other."""
 
     def __init__(self, config_tree: dict[str, Any], pipelines: Any, ledger: Any) -> None:
+        stay_at_the_node()
         self._config = configs.parse(config_tree)
         logs.configure(self._config.log_format)
         self._fleet = Fleet(pipelines)

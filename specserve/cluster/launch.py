@@ -349,7 +349,7 @@ def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
     body = json.dumps(asked, ensure_ascii=False)
     for line in (
         f"specserve serves {config.served_name} on {scheme}://{shown}:{port}/v1  (stop with Ctrl-C)",
-        f"drafts: {config.draft.speculator}, {config.engine.told_depth}, rule {config.engine.rule}",
+        f"drafts: {config.draft.told_names}, {config.engine.told_depth}, rule {config.engine.rule}",
         f"curl {scheme}://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         *([] if logs is None else [f"logs, while it runs: {logs}"]),
     ):

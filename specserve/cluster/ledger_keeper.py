@@ -10,6 +10,7 @@ from specserve import config as configs
 from specserve import logs
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.ray_metrics import Mirror
+from specserve.cluster.replica_port import stay_at_the_node
 from specserve.metrics import Ledger, Snapshot
 from specserve.metrics.ledger import COORDINATOR
 
@@ -21,6 +22,7 @@ class LedgerKeeper:
     """Outlives the pipelines, so that no counter falls when one of them ends."""
 
     def __init__(self, config_tree: dict[str, Any], pipelines: Any) -> None:
+        stay_at_the_node()
         config = configs.parse(config_tree)
         logs.configure(config.log_format)
         self._fleet = Fleet(pipelines)

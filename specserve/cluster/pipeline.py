@@ -20,6 +20,7 @@ from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.leased_draft import Keepers, LeasedDraft, ServedKeepers
 from specserve.cluster.placement import Placement, has_draft_worker, plan, plan_shared
 from specserve.cluster.placing import planned
+from specserve.cluster.replica_port import stay_at_the_node
 from specserve.cluster.scaling import LOAD
 from specserve.cluster.supervisor import Supervisor
 from specserve.errors import ConfigError, Unavailable
@@ -213,6 +214,7 @@ class ServedPipeline(Pipeline):
         self, config_tree: dict[str, Any], drafts: Any = None
     ) -> None:
         """drafts is the handle of the keepers' deployment, where there is one."""
+        stay_at_the_node()
         super().__init__(config_tree, None if drafts is None else ServedKeepers(drafts))
         if await asyncio.to_thread(_others_run):
             try:

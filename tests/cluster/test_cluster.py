@@ -9,8 +9,10 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 import httpx
+import psutil
 import pytest
 from cluster_facts import PROMPT, TOKENS
 from deployment import WAIT_S, body, complete, drafted, healthy, kill_mid_stream, pids, served, stream, until
@@ -18,6 +20,8 @@ from open_streams import KINDS, Answer, ask, idle, streams
 from priorities import niceness, threads_of
 from scraped import Scrape
 
+from specserve.bench.faults import titled
+from specserve.cluster.processes import descendants
 from specserve.errors import ConfigError
 
 pytestmark = pytest.mark.ray
@@ -55,6 +59,17 @@ def test_text_is_that_of_the_local_engine(url, expected_text):
     answer = complete(url)
     assert answer["choices"][0]["text"] == expected_text
     assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > TOKENS / 2
+
+
+def test_nothing_listens_beyond_this_machine(url):
+    """Ray's ports run what they are sent, so on a local Ray every process keeps to loopback: Serve's replicas, too."""
+    mine = {process.pid for process in descendants()}
+    listening = [each for each in psutil.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    listening = [each for each in listening if each.pid in mine]
+    assert len(listening) > 5
+    assert len(titled("ServeReplica")) >= 3
+    open_to_others = [each for each in listening if not ip_address(each.laddr.ip.removeprefix("::ffff:")).is_loopback]
+    assert open_to_others == []
 
 
 def test_structured_answers_across_processes(url):
