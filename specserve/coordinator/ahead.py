@@ -81,7 +81,7 @@ class AheadDrafts(WorkerSource):
         self._late_s = 0.0  # what it computed of the plan before while this one waited
         self._settled_s: float | None = None
         self._due: list[CheckedRow] = []  # the round in flight, until a plan for it was sent
-        self._round_began_s = 0.0
+        self._round_began_s: float | None = None  # of the round that was told of
         self._number = 0
         self._checked: list[tuple[int, int]] = []  # tokens offered and kept, not yet learned from
         self._guesses: list[Guess] = []  # likewise
@@ -140,7 +140,7 @@ class AheadDrafts(WorkerSource):
         trunks = fit(current, self.link.config.max_batch_tokens, self._follows, self._trunk)
         if not trunks:
             return
-        self._number += 1
+        self._number = self.link.number_plan()
         time_left = self._time_left(now_s)
         due = [trunk for trunk in trunks if trunk.due]
         room = max(0, self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks))
@@ -204,7 +204,7 @@ class AheadDrafts(WorkerSource):
         if self._round_s.value is None:
             return None
         lag_s = self._lag_s.value or 0.0
-        verdict_s = self._round_began_s + self._round_s.value
+        verdict_s = (now_s if self._round_began_s is None else self._round_began_s) + self._round_s.value
         next_s = verdict_s + (self._turn_s.value or 0.0) + lag_s
         begins_s = now_s + lag_s
         if self._ending is not None:
@@ -366,7 +366,9 @@ class AheadDrafts(WorkerSource):
     def settled(self, now_s: float) -> None:
         """The round is over: branches that did not come true are dead, and released when there is time."""
         self._settled_s = now_s
-        self._round_s.observe(now_s - self._round_began_s)
+        if self._round_began_s is not None:
+            self._round_s.observe(now_s - self._round_began_s)
+        self._round_began_s = None
         self._settle()
 
     def _settle(self) -> None:

@@ -83,7 +83,9 @@ class NoDrafts:
         """Nothing was put off."""
 
     def committed(self, commits: Sequence[Commit]) -> None:
-        """Nobody listens."""
+        """What was looked up for these stands behind tokens that are no longer the newest."""
+        for commit in commits:
+            commit.state.chain = NOTHING
 
     def forget(self, state: RequestState) -> None:
         """Nothing is held."""

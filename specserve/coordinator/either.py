@@ -19,6 +19,9 @@ from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource
 from specserve.transport.messages import Failed, Message, Push
 from specserve.types import AheadStats, RowId
 
+_PUT_OFF_AT_MOST = 8
+"""Rounds without a plan before a change. More than a healthy worker ever needs to end what it was told."""
+
 
 class EitherDrafts(WorkerSource):
     """A `SerialDrafts` and an `AheadDrafts` in one, for the same draft worker."""
@@ -31,8 +34,9 @@ class EitherDrafts(WorkerSource):
         self._switch = TurnsSwitch() if switch is None else switch
         self._clock = clock
         self._began_s: float | None = None
-        self._rows = 0  # requests that decode in the round under way
-        self._tokens = 0  # committed by it
+        self._rows = 0  # requests that go on from the round that is over
+        self._tokens = 0  # committed to them by it
+        self._put_off = 0  # rounds for which nothing was asked for, before a change
         self._met: set[RowId] = set()  # requests that were drafted for since rounds take turns
 
     @property
@@ -92,18 +96,20 @@ class EitherDrafts(WorkerSource):
         return self._switch.in_turns != self.in_turns
 
     def ahead(self, rows: list[CheckedRow], now_s: float) -> None:
-        """See `WorkerSource`. Nothing new is asked for before a change: so it comes, after what is under way."""
-        self._rows = sum(row.due for row in rows)
-        if self._rows < len(rows):  # prompts are read as well, which takes time and makes no tokens
+        """See `WorkerSource`. Nothing new is asked for before a change: so it comes, after what is under way.
+
+        Where it does not come for some rounds, the last word of a plan may be lost, and that of the next one tells it.
+        """
+        if sum(row.due for row in rows) <= len(rows) // 2:  # mostly prompts, which take time and make no tokens
             self._began_s = None
-        if not self._changing:
+        self._put_off = self._put_off + 1 if self._changing and self._put_off < _PUT_OFF_AT_MOST else 0
+        if not self._put_off:
             self._now.ahead(rows, now_s)
 
     def committed(self, commits: Sequence[Commit]) -> None:
         """See `WorkerSource`."""
+        self._rows = len(commits)
         self._tokens = sum(len(commit.tokens) for commit in commits)
-        if len(commits) < self._rows:  # some ended: their tokens are not among these
-            self._began_s = None
         self._now.committed(commits)
 
     def settled(self, now_s: float) -> None:
@@ -111,9 +117,12 @@ class EitherDrafts(WorkerSource):
         began_s, self._began_s = self._began_s, None
         tokens, self._tokens = self._tokens, 0
         self._now.settled(now_s)
-        if began_s is not None and tokens and not self._changing:
+        if self._changing:
+            return
+        if began_s is not None and tokens:
             promised = None if self.in_turns else self._ahead.promised_in_turns(self._rows)
             self._switch.observe(tokens, self._rows, now_s - began_s, promised)
+        self._switch.passed()
 
     def tidy(self) -> None:
         """See `WorkerSource`."""

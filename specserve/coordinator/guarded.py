@@ -44,6 +44,8 @@ class Guarded:
             if not isinstance(self._guesser, LooksUp):
                 return 0, []
             matched, tokens = self._guesser.look_up(row, depth)
+            if int(matched) < 0:
+                raise ProtocolError(f"found a match of {matched} tokens")
             return int(matched), self._checked(tokens)
 
         nothing: tuple[int, list[int]] = (0, [])

@@ -14,7 +14,7 @@ _MODEL_AT_FIRST, _MATCH_AT_FIRST = 1.0, 0.25
 """Tokens held to be kept of a model's draft, and behind a match for each of its tokens, before any was seen."""
 
 _TRIED_EVERY = 32
-"""Of so many times that a match loses by its length it is taken once: what that length is worth may have changed."""
+"""Of so many times that one side loses it is taken once: what it is worth may have changed."""
 
 
 class LookupWorth:
@@ -28,12 +28,14 @@ class LookupWorth:
         self._model = _MODEL_AT_FIRST
         self._matches = [_MATCH_AT_FIRST * length for length in range(_LONGEST + 1)]
         self._lost = [0] * (_LONGEST + 1)
+        self._model_lost = 0
 
     def better(self, matched: int) -> bool:
         """Whether a match of so many tokens is to be taken, where a model could draft as well."""
         length = min(matched, _LONGEST)
         if self._matches[length] > self._model:
-            return True
+            self._model_lost += 1
+            return self._model_lost % _TRIED_EVERY != 0
         self._lost[length] += 1
         return self._lost[length] % _TRIED_EVERY == 0
 

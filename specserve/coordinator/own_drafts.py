@@ -93,12 +93,14 @@ class OwnDrafts:
         alone: there is nobody else who drafts.
         """
         left = [row for row in rows if not self._guess(row, alone)]
-        self._drafted = {row.state.row for row in left if row.depth}
+        self._drafted = set() if alone else {row.state.row for row in left if row.depth}
         return left
 
     def _guess(self, row: TargetRow, alone: bool) -> bool:
         """Whether the row has been seen to, with a guess or with none."""
         state = row.state
+        if state.guessed_by is not None and not state.chain.held:  # of a round without a verdict: nobody else's draft
+            state.chain = NOTHING
         state.guessed_by = None
         self._matched.pop(state.row, None)
         named = state.request.source is not None

@@ -70,7 +70,7 @@ class SerialDrafts(WorkerSource):
         planned = fit(rows, self.link.config.max_batch_tokens, self.link.policy.drafting, self._plan_row)
         if not planned:
             return False
-        self._number += 1
+        self._number = self.link.number_plan()
         self._plan = _PlanInFlight(self._number, planned, [])
         self.link.open(planned)
         positions = sum(row.feed + len(row.slots) for row in planned)

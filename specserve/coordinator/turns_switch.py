@@ -18,6 +18,9 @@ _SETTLING = 3
 _TRIAL_ROUNDS, _TRIAL_TOKENS = 24, 384
 """A trial has so many rounds and tokens at least: at one token and a half more or less per round, 5 % of its mean."""
 
+_TRIAL_AT_MOST = 256
+"""Rounds after which a trial is over, also such that tell nothing: it is judged by the others, if there are any."""
+
 _CLEARLY = 1.33
 """A way that is so many times as fast as the other, or as slow, needs no tokens beyond those rounds."""
 
@@ -57,6 +60,7 @@ class TurnsSwitch:
         self._rate = _Rate()
         self._settling = _SETTLING
         self._gap = _SHORTEST
+        self._trial_rounds = 0  # of all kinds
         self._to_beat: float | None = None  # what the other way brought before this trial of the present one
 
     def observe(self, tokens: int, rows: int, seconds: float, promised: float | None) -> None:
@@ -73,6 +77,13 @@ class TurnsSwitch:
                 self._judge(self._to_beat)
         elif self._rate.rounds >= self._gap and self._worth_trying(promised):
             self._change(to_beat=self._rate.value)
+
+    def passed(self) -> None:
+        """A round is over, whether it told anything or not."""
+        if self._to_beat is not None:
+            self._trial_rounds += 1
+            if self._trial_rounds >= _TRIAL_AT_MOST:
+                self._judge(self._to_beat)
 
     def _worth_trying(self, promised: float | None) -> bool:
         """What working at once would bring while they take turns can only be tried."""
@@ -93,5 +104,6 @@ class TurnsSwitch:
     def _change(self, to_beat: float | None) -> None:
         self.in_turns = not self.in_turns
         self._to_beat = to_beat
+        self._trial_rounds = 0
         self._rate = _Rate()
         self._settling = _SETTLING

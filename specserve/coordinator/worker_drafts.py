@@ -66,6 +66,12 @@ class WorkerLink:
         self.metrics = metrics
         self.slot_waits = slot_waits
         self._channel = channel
+        self._plans = 0
+
+    def number_plan(self) -> int:
+        """The next number: no two plans of one life of the worker have the same, whichever way they were made."""
+        self._plans += 1
+        return self._plans
 
     def send(self, message: Message) -> None:
         """Hand a message over; a channel that refuses it marks the worker as broken."""

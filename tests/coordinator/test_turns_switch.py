@@ -6,6 +6,7 @@ import random
 
 import pytest
 from harness import Pipeline
+from test_ahead_machine import LateChannel
 
 from specserve.coordinator.turns_switch import TurnsSwitch
 
@@ -64,6 +65,43 @@ def test_a_draft_that_keeps_pace_again_is_noticed():
 def test_nothing_is_tried_before_anything_is_known():
     rounds = Rounds(ahead=80, in_turns=120, promised=None)
     assert rounds.share_in_turns(2000) == 0.0
+
+
+@pytest.mark.parametrize("told", [0, 5])
+def test_a_trial_ends_where_hardly_a_round_tells_anything(told):
+    """Prompts in nearly every round: a trial of turns that make a third is over after 256 rounds of all kinds."""
+    rounds = Rounds(ahead=120, in_turns=40, promised=150)
+    while not rounds.switch.in_turns:
+        rounds.share_in_turns(1)
+    for number in range(256):
+        if told and number % 50 == 0:
+            rounds.share_in_turns(1)
+        rounds.switch.passed()
+    assert not rounds.switch.in_turns
+
+
+def test_a_lost_last_push_does_not_cost_the_worker_that_is_left_for_the_other_way():
+    """A change waits for the end of a plan, of which word was lost: the next plan brings it."""
+    pipeline = Pipeline(
+        make_channel=LateChannel, outcomes="auto", depth=3, context=1024, blocks=300, draft_blocks=300, draft_wait_s=0.1
+    )
+    engine, drafts = pipeline.engine, pipeline.engine._drafts
+    pipeline.submit("one", [1, 2, 3], max_tokens=300, ignore_eos=True)
+    for number in range(100):
+        engine.advance()
+        engine.flush()
+        pipeline.clock.now += 0.01
+        while pipeline.draft.held:
+            pipeline.draft.work()
+        if number == 10:
+            drafts._switch.in_turns = True
+            pipeline.draft.replies.pop()
+        while pipeline.draft.replies:
+            pipeline.draft.let_through(engine)
+        if pipeline.verifier.held:
+            pipeline.verifier.deliver(engine)
+    assert engine._drafts is drafts
+    assert drafts.in_turns
 
 
 def test_an_engine_whose_draft_is_always_late_takes_turns():
