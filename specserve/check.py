@@ -122,8 +122,7 @@ def _speculator(config: Config) -> Iterator[Finding]:
     else:
         beside = "verifier" if drafting.lives_beside(config.draft) else "coordinator"
         where = "in a draft worker" if has_worker else f"beside the {beside}"
-        name = config.draft.told_names
-        yield Finding("speculator", f"{name} {where}, {config.engine.told_depth}")
+        yield Finding("speculator", f"{config.draft.told_names} {where}, {config.engine.told_depth}")
 
 
 def _rule(config: Config) -> Iterator[Finding]:

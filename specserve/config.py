@@ -140,7 +140,6 @@ class DraftConfig(Section):
     top_k: int = Field(64, ge=1, le=4096, description="support of a sparse draft dist")
     ngram_max: int = Field(3, ge=1, le=32, description="ngram: longest suffix looked up")
     ngram_min: int = Field(1, ge=1, le=32, description="ngram, suffix: shortest suffix looked up")
-
     lookup: Literal["none", "ngram", "suffix"] = Field(
         "none",
         description="a model-free speculator beside the draft model: it drafts where more tokens were kept behind "

@@ -26,12 +26,12 @@ _PUT_OFF_AT_MOST = 8
 class EitherDrafts(WorkerSource):
     """A `SerialDrafts` and an `AheadDrafts` in one, for the same draft worker."""
 
-    def __init__(self, link: WorkerLink, clock: Callable[[], float], switch: TurnsSwitch | None = None) -> None:
+    def __init__(self, link: WorkerLink, clock: Callable[[], float]) -> None:
         super().__init__(link)
         self._serial = SerialDrafts(link)
         self._ahead = AheadDrafts(link)
         self._now: SerialDrafts | AheadDrafts = self._ahead
-        self._switch = TurnsSwitch() if switch is None else switch
+        self._switch = TurnsSwitch()
         self._clock = clock
         self._began_s: float | None = None
         self._rows = 0  # requests that go on from the round that is over

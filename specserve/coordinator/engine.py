@@ -368,7 +368,7 @@ class Engine:
             alone.depth = 0
             self._verify([alone])
             return
-        if self._drafts.begin(self._own_drafts.begin(rows, alone=isinstance(self._drafts, NoDrafts))):
+        if self._drafts.begin(self._own_drafts.begin(rows, alone=not self._speculating)):
             self._planned = rows
             self._draft_deadline_s = now + self._config.draft_wait_s
         else:

@@ -32,7 +32,6 @@ class SerialDrafts(WorkerSource):
     def __init__(self, link: WorkerLink) -> None:
         super().__init__(link)
         self._plan: _PlanInFlight | None = None
-        self._number = 0
         self._shape = link.config.tree_shape
 
     @property
@@ -70,12 +69,12 @@ class SerialDrafts(WorkerSource):
         planned = fit(rows, self.link.config.max_batch_tokens, self.link.policy.drafting, self._plan_row)
         if not planned:
             return False
-        self._number = self.link.number_plan()
-        self._plan = _PlanInFlight(self._number, planned, [])
+        number = self.link.number_plan()
+        self._plan = _PlanInFlight(number, planned, [])
         self.link.open(planned)
         positions = sum(row.feed + len(row.slots) for row in planned)
-        self.link.activity.sent("draft", self._number, len(planned), positions, planned)
-        self.link.send(self._message(self._number, planned))
+        self.link.activity.sent("draft", number, len(planned), positions, planned)
+        self.link.send(self._message(number, planned))
         return True
 
     def _message(self, number: int, rows: Sequence[DraftRow]) -> Plan:

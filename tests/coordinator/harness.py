@@ -9,6 +9,7 @@ from toy_workers import VOCAB, ToyDraft, ToyVerifier
 
 from specserve.config import parse
 from specserve.coordinator.engine import Engine
+from specserve.drafting import guessers_of
 from specserve.errors import ChannelError
 from specserve.metrics import EngineMetrics
 from specserve.text import Tokenizer
@@ -105,7 +106,7 @@ class Pipeline:
             sink=self.sink,
             clock=self.clock,
             tracer=tracer,
-            guessers=guessers,
+            guessers=guessers_of(self.config.draft) if guessers is None else guessers,
         )
 
     def sink(self, owner, deltas):

@@ -9,24 +9,12 @@ from harness import Pipeline
 from toy_workers import reference
 
 from specserve.config import DraftConfig
-from specserve.coordinator.engine import Engine
 from specserve.drafting import guessers_of
 from specserve.errors import InvalidField
 
 PROMPT = [3, 1, 4, 1, 5]
 ANSWER = reference(PROMPT, 31)
 GARBAGE = [(token + 1) % 96 for token in ANSWER]
-
-
-@pytest.fixture(autouse=True)
-def own_guessers(monkeypatch):
-    """Every engine here has all model-free speculators for its requests."""
-    plain = Engine.__init__
-    monkeypatch.setattr(
-        Engine,
-        "__init__",
-        lambda self, *args, **kw: plain(self, *args, **kw | {"guessers": guessers_of(DraftConfig())}),
-    )
 
 
 def run(depth=4, draft=True, miss=3, **fields):
@@ -126,9 +114,10 @@ def test_a_source_that_cannot_be_had_is_refused():
     assert pipeline.engine.unfinished == 0
 
 
-def test_preempted_cancelled_and_lost_workers_leave_the_text_and_nothing_held():
+@pytest.mark.parametrize("lookup", ["none", "suffix"])
+def test_preempted_cancelled_and_lost_workers_leave_the_text_and_nothing_held(lookup):
     """Blocks for one and a half requests, a draft worker killed on the way: each text is still the target's."""
-    pipeline = Pipeline(depth=4, blocks=14, context=40, miss=2, end=1000)
+    pipeline = Pipeline(depth=4, blocks=14, context=40, miss=2, end=1000, lookup=lookup)
     for name in "abc":
         pipeline.submit(name, PROMPT, max_tokens=31, prediction=(*ANSWER[:10], 9, *ANSWER[11:]))
     for _ in range(9):
@@ -139,3 +128,4 @@ def test_preempted_cancelled_and_lost_workers_leave_the_text_and_nothing_held():
     assert pipeline.tokens("a") == pipeline.tokens("b") == ANSWER
     assert pipeline.idle()
     assert not pipeline.engine._own_drafts._open
+    assert not pipeline.engine._own_drafts._matched

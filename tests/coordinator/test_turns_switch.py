@@ -110,7 +110,7 @@ def test_an_engine_whose_draft_is_always_late_takes_turns():
     engine, drafts = pipeline.engine, pipeline.engine._drafts
     pipeline.submit("late", [1, 2, 3], max_tokens=600, ignore_eos=True)
     rounds = {True: 0, False: 0}
-    while not pipeline.last("late").finish if "late" in pipeline.deltas else True:
+    while "late" not in pipeline.deltas or not pipeline.last("late").finish:
         engine.advance()
         engine.flush()
         engine.check()
