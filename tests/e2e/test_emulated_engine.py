@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from paced_profiles import paced
 
 from specserve import config as configs
 from specserve.errors import SpecserveError
@@ -19,13 +20,7 @@ DEPTH = 4
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory):
     """A profile of the measured pair, 200 times as fast."""
-    tree = json.loads((_device_profile.FOLDER / "qwen3-32b-0.6b-h100.json").read_text())
-    for role in ("target", "draft"):
-        for point in (*tree[role]["decode"], *tree[role]["extend"]):
-            point["ms"] /= 200
-    path = tmp_path_factory.mktemp("profile") / "fast.json"
-    path.write_text(json.dumps(tree))
-    return path
+    return paced(tmp_path_factory.mktemp("profile"), "qwen3-32b-0.6b-h100", target=1 / 200, draft=1 / 200)
 
 
 def engine(profile, **overrides):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from paced_profiles import paced
 
 from specserve import config as configs
 from specserve.drafting import worker as draft_workers
@@ -21,13 +21,7 @@ TOKENS = 24
 @pytest.fixture
 def slow(tmp_path):
     """A measured pair, slower: the target so much that the draft is done for two of them, even on a busy host."""
-    tree = json.loads((_device_profile.FOLDER / "llama-8b-1b-h100.json").read_text())
-    for role, factor in (("target", 20), ("draft", 4)):
-        for point in (*tree[role]["decode"], *tree[role]["extend"]):
-            point["ms"] *= factor
-    path = tmp_path / "slow.json"
-    path.write_text(json.dumps(tree))
-    return str(path)
+    return str(paced(tmp_path, "llama-8b-1b-h100", target=20, draft=4))
 
 
 def test_both_engines_keep_what_was_drafted_ahead(slow) -> None:
