@@ -94,7 +94,7 @@ def test_answers_are_those_of_eager_steps(tmp_path, outcomes) -> None:
     models' steps are replayed, and behind verdicts most of them."""
     lengths, answers = (5, 33, 70, 1), {}
     requests = [
-        Request(RequestId(str(at)), tuple(range(3, 3 + length)), 24, Sampling(), seed=at, ignore_eos=True)
+        Request(RequestId(str(at)), tuple(range(3, 3 + length)), 24, Sampling(temperature=0.0), ignore_eos=True)
         for at, length in enumerate(lengths)
     ]
     for graphs in ("off", "on"):
