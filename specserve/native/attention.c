@@ -82,11 +82,20 @@ static void mix_values(const float *values, const int64_t *offsets, const float 
     }
 }
 
+/* One head's vectors of a chunk, all of them before the first is asked for. */
+static void bring(const float *of, const int64_t *offsets, int64_t count, int64_t dim) {
+    for (int64_t key = 0; key < count; key++) {
+        for (int64_t at = 0; at < dim; at += LINE / (int64_t)sizeof(float)) __builtin_prefetch(of + offsets[key] + at);
+    }
+}
+
 void attend_chunk(const pages *in, const sight *seen, int64_t chunk, int64_t head, const float *query, int64_t heads,
                   float scaling, float *found) {
     int64_t offsets[CHUNK];
     const int64_t count = places_of(seen, chunk, offsets), dim = in->dim, filled = (dim + WIDTH - 1) / WIDTH * WIDTH;
     for (int64_t key = 0; key < count; key++) offsets[key] = (offsets[key] * in->heads + head) * dim;
+    bring(in->keys, offsets, count, dim);
+    bring(in->values, offsets, count, dim);
     float weights[CHUNK], wanted[filled];
     for (int64_t each = 0; each < heads; each++, found += found_size(dim)) {
         memset(wanted + dim, 0, (size_t)(filled - dim) * sizeof(float));

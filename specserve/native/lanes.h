@@ -9,6 +9,8 @@
 #include <immintrin.h>
 #endif
 
+#define LINE 64 /* bytes that memory brings at once */
+
 #if defined(__AVX512F__)
 #define WIDTH 16
 #elif defined(__AVX__)
