@@ -30,6 +30,7 @@ from specserve.transport import Arrived, Mailbox
 from specserve.transport.messages import Beat, Buffer, Message, pack, unpack
 from specserve.transport.peers import HEADER, MAGIC, VERSION, Peers
 from specserve.transport.streams import Incoming, Outgoing, framed, listening
+from specserve.transport.thread_ends import ThreadEnd, end_of
 from specserve.transport.traffic import Traffic
 
 _LONGEST_PATH = 100  # bytes; the kernel's limit for the path of a socket is 107
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 class Address:
     """Where and as whom to send: ipc is a path, for peers of the same node_id, tcp a host and a port, for all others.
 
-    nonce is 16 bytes, for this life only.
+    nonce is 16 bytes, for this life only. reader is the system's number of a thread that ends with what listens there.
     """
 
     node_id: str
@@ -51,15 +52,17 @@ class Address:
     tcp: tuple[str, int] | None
     nonce: bytes
     life: int
+    reader: int | None = None
 
 
 class SocketChannel:
     """The sending end of a conversation. Made by `Endpoint.connect`; safe to use and to close from any thread."""
 
-    def __init__(self, stream: Outgoing, nonce: bytes, life: int, peer: str, traffic: Traffic) -> None:
+    def __init__(self, stream: Outgoing, address: Address, peer: str, traffic: Traffic) -> None:
         self._stream = stream
-        self._nonce = nonce
-        self._life = life
+        self._nonce = address.nonce
+        self._life = address.life
+        self._reader = address.reader
         self._peer = peer
         self._traffic = traffic
         self._sender = secrets.randbits(32)
@@ -93,6 +96,10 @@ class SocketChannel:
         """See `Outgoing.ends`."""
         return self._stream.ends()
 
+    def reader_ends(self, stream: socket.socket) -> ThreadEnd | None:
+        """What becomes readable when the thread ends that reads at the other end of this handle on the stream."""
+        return None if self._reader is None else end_of(self._reader, stream)
+
     def reopened(self) -> socket.socket | None:
         """See `Outgoing.reopened`."""
         return self._stream.reopened()
@@ -109,17 +116,17 @@ class SocketChannel:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A handle on the stream of a channel, and what is done when that stream ends without being closed here."""
+    """A handle on the stream of a channel, or on who reads it, and what is done when that ends without our doing."""
 
-    stream: socket.socket
+    end: socket.socket | ThreadEnd
     channel: SocketChannel
     ended: Callable[[], None]
 
     def fileno(self) -> int:
-        return self.stream.fileno()
+        return self.end.fileno()
 
     def close(self) -> None:
-        self.stream.close()
+        self.end.close()
 
 
 class SocketMailbox(Mailbox):
@@ -228,7 +235,8 @@ class Endpoint:
 
     def accept(self, peer: str, life: int) -> Address:
         """Let `peer` send here in this life; an earlier life of the same peer ends without a word."""
-        return Address(self._node_id, self._ipc, self._tcp, self._peers.accept(peer, life), life)
+        reader = None if self._thread is None else self._thread.native_id
+        return Address(self._node_id, self._ipc, self._tcp, self._peers.accept(peer, life), life, reader)
 
     def expect(self, peer: str) -> None:
         """Count the silence of an accepted peer from now on, even before its first word."""
@@ -237,11 +245,14 @@ class Endpoint:
     def watch(self, channel: SocketChannel, peer: str, life: int) -> None:
         """Count an accepted peer as lost in the moment in which the channel to it breaks, if it is on this node.
 
-        There a connection breaks only with a process. One between nodes may be made again, and its silence is judged.
-        Nothing is told of a side that cannot be reached, nor of a channel that is closed here.
+        There a connection breaks only with a process, after the thread that reads from it. One between nodes may be
+        made again, and its silence is judged. Nothing is told of a side that cannot be reached, nor of a channel that
+        is closed here.
         """
-        if channel.local:
-            self._watch(channel.ends(), channel, lambda: self._peers.broken(peer, life))
+        stream = channel.ends() if channel.local else None
+        if stream is not None:
+            for end in (channel.reader_ends(stream), stream):
+                self._watch(end, channel, lambda: self._peers.broken(peer, life))
 
     def watch_process(self, channel: SocketChannel, peer: str, life: int) -> None:
         """As `watch`, for a peer that may connect again: it is lost only if its process is found dead.
@@ -260,9 +271,9 @@ class Endpoint:
         if channel.local:
             self._watch(channel.ends(), channel, ended)
 
-    def _watch(self, stream: socket.socket | None, channel: SocketChannel, ended: Callable[[], None]) -> None:
-        if stream is not None:
-            self._selector.register(_Watched(stream, channel, ended), selectors.EVENT_READ)
+    def _watch(self, end: socket.socket | ThreadEnd | None, channel: SocketChannel, ended: Callable[[], None]) -> None:
+        if end is not None:
+            self._selector.register(_Watched(end, channel, ended), selectors.EVENT_READ)
 
     def forget(self, peer: str) -> None:
         """Take nothing more from this peer and do not report its loss. Unknown peers are fine."""
@@ -284,7 +295,7 @@ class Endpoint:
         with self._lock:
             if self._closed:
                 raise ChannelError("this endpoint is closed")
-            channel = SocketChannel(Outgoing(target), address.nonce, address.life, peer, self.traffic)
+            channel = SocketChannel(Outgoing(target), address, peer, self.traffic)
             self._channels = [known for known in self._channels if not known.closed] + [channel]
         return channel
 

@@ -24,6 +24,7 @@ from specserve.transport import messages as m
 from specserve.transport.peers import HEADER, MAGIC, VERSION
 from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel, SocketMailbox
 from specserve.transport.streams import framed
+from specserve.transport.thread_ends import end_of
 from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling, Structured, TokenLogprob
 
 WAIT_S = 20.0
@@ -437,6 +438,67 @@ def test_killed_process_on_this_node_is_noticed_by_its_connection(make_side, tmp
         child.wait()
     side.endpoint.close()
     until(lambda: all(thread.name != "specserve-disconnect" for thread in threading.enumerate()))
+
+
+_FORKING_CHILD = """
+import os, pickle, signal, time
+from specserve.transport import Mailbox
+from specserve.transport.socket import Endpoint
+mailbox = Mailbox()
+endpoint = Endpoint(mailbox)
+print(pickle.dumps(endpoint.accept("me", 3)).hex(), flush=True)
+mailbox.get(60)
+heir = os.fork()
+if heir:
+    print(heir, flush=True)
+time.sleep(120)
+"""
+
+
+def test_a_killed_process_is_noticed_before_its_connection_breaks(make_side, tmp_path):
+    """The system closes what a process held after all else; here another process holds it, so that it stays open."""
+    import pickle
+
+    if not _tells_ends_of_threads():
+        pytest.skip("the system does not tell ends of threads (Linux 6.9)")
+    side = make_side(lost_after_s=600.0)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    child = subprocess.Popen([sys.executable, "-c", _FORKING_CHILD], env=environment, stdout=subprocess.PIPE)
+    heir = None
+    try:
+        address = pickle.loads(bytes.fromhex(child.stdout.readline().decode()))
+        side.endpoint.accept("child", 3)
+        channel = side.endpoint.connect(address, "child")
+        side.endpoint.watch(channel, "child", 3)
+        channel.send(m.Close(1))
+        heir = int(child.stdout.readline())
+        assert side.mailbox.get(0.1) is None
+        child.send_signal(signal.SIGKILL)
+        lost = received(side)
+        assert isinstance(lost, PeerLost)
+        assert (lost.peer, lost.life, lost.gone) == ("child", 3, False)
+        assert not _ended(channel.ends())
+    finally:
+        child.kill()
+        child.wait()
+        if heir is not None:
+            os.kill(heir, signal.SIGKILL)
+
+
+def _tells_ends_of_threads() -> bool:
+    with socket.socketpair()[0] as stream:
+        end = end_of(threading.get_native_id(), stream)
+    if end is not None:
+        end.close()
+    return end is not None
+
+
+def test_a_thread_of_another_process_says_nothing_of_a_stream(make_side):
+    """Numbers of threads mean something in their own container only: one that is not the peer's is not believed."""
+    here, there = make_side(), make_side()
+    address = there.endpoint.accept("here", 3)
+    with here.endpoint.connect(address, "there").ends() as stream:
+        assert end_of(os.getppid(), stream) is None
 
 
 def test_a_process_that_may_connect_again_is_lost_when_it_is_dead(make_side, tmp_path):
