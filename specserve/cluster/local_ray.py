@@ -43,6 +43,9 @@ _QUIET: dict[str, str | None] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "specserve.cluster.proxy_headers.middlewares",
 }
 
+_ALLOCATOR = {"RAY_JEMALLOC_PROFILE": "raylet", "RAY_JEMALLOC_CONF": "tcache:false"}
+"""Ray's node process has 28 threads, each of which keeps what it frees: 0.1 MiB more a minute, with no more in use."""
+
 
 def logical_cpus(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> int:
     """CPUs that Ray shall count: the machine's, or what pipelines and ingresses ask for on a smaller one.
@@ -80,13 +83,20 @@ def local_ray(ingresses: int = 1, pipelines: int = 1, workers: int = 2) -> Itera
 
 def _variables(temporary: str) -> dict[str, str | None]:
     """What the environment is to hold while this Ray runs."""
-    return _QUIET | {
+    return {
+        **_QUIET,
+        **_allocator(),
         "TMPDIR": temporary,
         "RAY_AUTH_TOKEN": _TOKEN,
         # Ray switches token authentication on for a local cluster where the user did not say otherwise.
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE"),
         _PORT_WAIT: os.environ.get(_PORT_WAIT, RAY_START_WAIT_S),
     }
+
+
+def _allocator() -> Mapping[str, str]:
+    """What allocators of Ray are told, unless somebody tells them something else, for a profile perhaps."""
+    return {} if any(name in os.environ for name in _ALLOCATOR) else _ALLOCATOR
 
 
 def _own_folder() -> str:
