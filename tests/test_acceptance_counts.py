@@ -11,9 +11,7 @@ Verdicts = list[tuple[int, int]]
 
 
 def counted(verdicts: Verdicts) -> Tally:
-    return tallied(
-        [Commit(None, [7] * (kept + 1), offered, kept, kept, None, [], offered) for offered, kept in verdicts]
-    )
+    return tallied([Commit(None, [7] * (kept + 1), offered, kept, kept, [], offered) for offered, kept in verdicts])
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class Activity:
         self.watch: Watch | None = None
         self._recent: dict[Role, deque[DeviceSpan]] = {"draft": deque(maxlen=16), "target": deque(maxlen=16)}
         self._unbooked: list[Callable[[], None]] = []
+        self._waits: dict[tuple[Role, str], float] = {}  # likewise, seconds
 
     @property
     def spans(self) -> list[DeviceSpan]:
@@ -114,9 +115,12 @@ class Activity:
         unbooked, self._unbooked = self._unbooked, []
         for book in unbooked:
             book()
+        waits, self._waits = self._waits, {}
+        for (role, reason), seconds in waits.items():
+            self._metrics.waited(role, reason, seconds)
 
     def _wait(self, role: Role, reason: str, seconds: float) -> None:
-        self._unbooked.append(lambda: self._metrics.waited(role, reason, seconds))
+        self._waits[role, reason] = self._waits.get((role, reason), 0.0) + seconds
 
     def _settle(self) -> None:
         """Divide the time since the last change."""

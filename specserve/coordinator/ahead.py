@@ -112,8 +112,10 @@ class AheadDrafts(WorkerSource):
     @property
     def overdue_s(self) -> float | None:
         """The end of an answer that takes this long was lost, or the worker hangs."""
-        sent = [plan.sent_s for plan in (self._ending, self._plan) if plan is not None and not plan.over]
-        return min(sent) + _GIVE_UP_AFTER * self.link.config.draft_wait_s if sent else None
+        for plan in (self._ending, self._plan):  # the first one was sent first
+            if plan is not None and not plan.over:
+                return plan.sent_s + _GIVE_UP_AFTER * self.link.config.draft_wait_s
+        return None
 
     def begin(self, rows: list[TargetRow]) -> bool:
         """Offer what is drafted now."""
@@ -167,6 +169,8 @@ class AheadDrafts(WorkerSource):
     def _note_slot_waits(self, plan: AheadPlan) -> None:
         """Requests that could have had a branch, had there been a slot left, wait for one."""
         none_left = self.link.slots.free_count == 0
+        if not none_left and not self.link.slot_waits.any:
+            return
         for trunk, branches in zip(plan.trunks, plan.branch_counts, strict=True):
             if trunk.due:
                 self.link.slot_waits.planned(trunk.state.row, lacking=none_left and not branches)
@@ -181,7 +185,7 @@ class AheadDrafts(WorkerSource):
         state = row.state
         self.link.share(state, among)
         text = self._reach(row, among)
-        branching = row.due and self.link.policy.ahead(state) > 0 and text == row.start + row.feed
+        branching = row.due and text == row.start + row.feed and self.link.policy.ahead(state) > 0
         chain = row.chain if branching and row.chain.slots else NOTHING
         end = min(text + len(chain.tokens), self.link.context)
         due = branching and end == text + len(chain.tokens)
@@ -233,8 +237,8 @@ class AheadDrafts(WorkerSource):
         best, best_gain, hit = 1, 0.0, 0.0
         steps = self._steps([len(due) * (2 + others) for others in range(len(outcomes))], left)
         unknown = not all(trunk.known for trunk in due)
-        for count, outcome in enumerate(outcomes, 1):
-            hit += outcome.probability
+        for count, probability in enumerate(outcomes.probabilities, 1):
+            hit += probability
             depth = min(steps[count - 1].in_time - unknown, self.link.policy.depth)
             gain = hit * (1 + self._odds.expected_kept(depth))
             if gain > best_gain * 1.001:
@@ -334,20 +338,22 @@ class AheadDrafts(WorkerSource):
         """Take over the branches that came true; without one the draft goes on from the committed tokens."""
         slots: list[int] = []
         outcomes: list[tuple[int, int, int]] = []  # trunk, tokens kept, next token
+        plan = self._plan
         for commit in commits:
             state, kept = commit.state, len(commit.tokens) - 1
-            before = len(state.tokens) - len(commit.tokens)
+            length = len(state.tokens)
             slots += state.chain.held
             if commit.source is None:  # what others guessed says nothing of this draft
                 self._checked.append((commit.offered, kept))
             state.chain = NOTHING
-            state.draft_cached = min(state.draft_cached, before + kept)
-            trunk = None if self._plan is None else self._plan.trunk_of(state, before)
+            if state.draft_cached >= length:
+                state.draft_cached = length - 1
+            trunk = None if plan is None else plan.trunk_of(state, length - kept - 1)
             if trunk is not None:
                 outcomes.append((trunk, kept, commit.tokens[-1]))
         self.link.slots.free(slots)
-        if self._plan is not None and outcomes:
-            self._adopt(self._plan, outcomes)
+        if plan is not None and outcomes:
+            self._adopt(plan, outcomes)
 
     def _adopt(self, plan: AheadPlan, outcomes: Sequence[tuple[int, int, int]]) -> None:
         true, guesses = plan.find(outcomes)
@@ -403,9 +409,10 @@ class AheadDrafts(WorkerSource):
             self._odds.observe_chains(self._checked)
             self._odds.observe_guesses(self._guesses)
             self._odds.forget_plans()
-            for length in range(self.link.policy.depth + 1):  # the next plan is in a hurry
+            for length in {
+                offered for offered, _ in self._checked
+            }:  # most likely again, and the next plan is in a hurry
                 self._odds.likeliest(length)
-                self._odds.expected_kept(length)
             self._checked, self._guesses = [], []
 
     def forget(self, state: RequestState) -> None:

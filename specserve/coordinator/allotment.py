@@ -62,11 +62,10 @@ def _fill_outcomes(kept: Array, ranks: Array, odds: OutcomeOdds, lengths: Array)
     """Write tokens kept, −1 for none left, and rank of the i-th likeliest outcome of each chain, [chains, count]."""
     kept.fill(-1)
     for length in set(lengths.tolist()):
-        outcomes = odds.likeliest(length)[: kept.shape[1]]
-        likeliest = np.array([outcome[:2] for outcome in outcomes], dtype=np.int64).reshape(-1, 2)
-        mine = lengths == length
-        kept[mine, : len(likeliest)] = likeliest[:, 0]
-        ranks[mine, : len(likeliest)] = likeliest[:, 1]
+        outcomes = odds.likeliest(length)
+        mine, count = lengths == length, min(len(outcomes), kept.shape[1])
+        kept[mine, :count] = outcomes.kept[:count]
+        ranks[mine, :count] = outcomes.ranks[:count]
 
 
 def _own_blocks(columns: Array, block_tokens: int) -> Array:

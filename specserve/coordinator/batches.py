@@ -127,8 +127,8 @@ def _parents(rows: Sequence[CheckedRow]) -> Array:
 
 def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, Array]:
     """Collect the opaque dist rows of all chains into one buffer, and where each node's row is (−1: none)."""
-    sources: dict[int, Dists] = {}  # by identity: a push, or what was picked out of several
-    starts: dict[int, int] = {}  # of each, were they one behind the other
+    sources: list[Dists] = []  # pushes, or what was picked out of several
+    starts: dict[int, int] = {}  # of each by its identity, were they one behind the other
     end = 0
     picked: list[int] = []
     places: list[int] = []
@@ -138,18 +138,18 @@ def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, Array]:
         if dists is None or checked.state.request.sampling.temperature <= 0:
             places += [-1] * count
             continue
-        if id(dists) not in sources:
-            sources[id(dists)], starts[id(dists)] = dists, end
+        start = starts.get(id(dists))
+        if start is None:
+            start = starts[id(dists)] = end
+            sources.append(dists)
             end += len(dists.rows)
-        first = starts[id(dists)] + chain.row
-        own = chain.dist_places
-        places += [len(picked) + place for place in own]
-        picked += range(first, first + max(own, default=-1) + 1)
+        first = start + chain.row
+        places += chain.dist_places(len(picked))
+        picked += range(first, first + chain.dist_count)
     if not picked:
         return Dists.none(), ints(places)
-    buffers = list(sources.values())
-    together = buffers[0].rows if len(buffers) == 1 else np.concatenate([dists.rows for dists in buffers])
-    return Dists(buffers[0].form, buffers[0].width, together[picked]), ints(places)
+    together = sources[0].rows if len(sources) == 1 else np.concatenate([dists.rows for dists in sources])
+    return Dists(sources[0].form, sources[0].width, together[picked]), ints(places)
 
 
 def ints(values: Sequence[int]) -> Array:

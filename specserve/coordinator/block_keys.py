@@ -29,14 +29,14 @@ class BlockKeys:
         """Committed tokens; they only ever grow in number."""
         return len(self._tokens)
 
-    def first(self, count: int, block_tokens: int) -> list[bytes]:
-        """The names of the first `count` blocks, all of them full. block_tokens is the same in every call."""
+    def between(self, first: int, end: int, block_tokens: int) -> list[bytes]:
+        """The names of blocks first … end − 1, all of them full. block_tokens is the same in every call."""
         keys = self._keys
-        while len(keys) < count:
+        while len(keys) < end:
             parent = keys[-1] if keys else _name(self._salt.encode("utf-8", "surrogatepass"))
             begin = len(keys) * block_tokens
             keys.append(_name(parent, array("i", self._tokens[begin : begin + block_tokens]).tobytes()))
-        return keys[:count]
+        return keys[first:end]
 
 
 def _name(parent: bytes, tokens: bytes = b"") -> bytes:

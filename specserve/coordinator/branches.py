@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -92,14 +93,14 @@ class _Lookup:
     @staticmethod
     def of(branches: Branches, trunks: int) -> _Lookup:
         """Of the branches of so many trunks."""
-        block_ends = np.cumsum(branches.own)
+        block_ends = branches.own.cumsum()
         return _Lookup(
             _rows_by_step(branches, trunks),
             branches.kept.tolist(),
             branches.ranks.tolist(),
             branches.depths.tolist(),
             branches.depths.astype(np.uint64),
-            np.cumsum(branches.depths) - branches.depths,
+            branches.depths.cumsum() - branches.depths,
             block_ends - branches.own,
             block_ends,
         )
@@ -127,17 +128,18 @@ class AheadPlan:
         self._slots, self._blocks = slots, blocks
         self._by_row = {trunk.state.row: index for index, trunk in enumerate(trunks)}
         self._branch_counts = np.bincount(branches.trunks, minlength=len(trunks))
-        self._first_branches: list[int] = [0, *np.cumsum(self._branch_counts).tolist()]
+        self._first_branches: list[int] = [0, *accumulate(self.branch_counts)]
         self._seen: set[int] = set()
-        self._leased_slots = slots.lease(int(branches.depths.sum()))
-        self._leased_blocks = blocks.lease(int(branches.own.sum()))
+        depths: list[int] = branches.depths.tolist()
+        self._leased_slots = slots.lease(sum(depths))
+        self._leased_blocks = blocks.lease(sum(branches.own.tolist()))
         self._slots_left = np.ones(len(self._leased_slots), dtype=np.bool_)  # not taken over by a request
         self._blocks_left = np.ones(len(self._leased_blocks), dtype=np.bool_)
         # Column 0 of these is a branch's guess, column 1 its first drafted token.
-        shape = len(branches), 1 + int(branches.depths.max(initial=0))
+        shape = len(depths), 1 + max(depths, default=0)
         self._tokens = np.full(shape, _NONE, dtype=np.int32)
         self._dist_push = np.full(shape, _NONE, dtype=np.int32)
-        self._dist_row = np.zeros(shape, dtype=np.int32)
+        self._dist_row = np.empty(shape, dtype=np.int32)  # where a push is named
         self._pushed: list[Dists] = []
         self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
 
@@ -181,7 +183,7 @@ class AheadPlan:
             slots=self._leased_slots.astype(np.int32),
             own_lengths=branches.own.astype(np.int32),
             own_blocks=self._leased_blocks.astype(np.int32),
-            copies=self._copies(bases, flat_tables, np.cumsum(lengths) - lengths),
+            copies=self._copies(bases, flat_tables, lengths.cumsum() - lengths),
         )
 
     def _copies(self, bases: Array, tables: Array, starts: Array) -> Array:
@@ -198,7 +200,7 @@ class AheadPlan:
     @property
     def steps(self) -> int:
         """Forwards of the worker."""
-        return max(1, int((self.branches.firsts + self.branches.depths).max(initial=0)))
+        return max(1, len(self._lookup.rows) - 1)
 
     @property
     def pushed(self) -> int:
@@ -212,34 +214,38 @@ class AheadPlan:
 
     def take(self, push: PushAhead, vocab_size: int) -> bool:
         """Keep what was pushed; false when this push was seen before. Raises ProtocolError for impossible ones."""
-        drafted = push.places >= 0  # the others are guesses
-        count = int(np.count_nonzero(drafted))
-        self._check(push, count, vocab_size)
+        columns = push.places + 1  # 0 for guesses
+        count = int(np.count_nonzero(columns))
+        self._check(push, columns, count, vocab_size)
         if push.step in self._seen:
             return False
         self._seen.add(push.step)
         self.busy_s += push.busy_s
-        columns = push.places + 1
-        self._tokens[push.branches, columns] = push.tokens
+        at = push.branches, columns
+        self._tokens[at] = push.tokens
         if count:
             self._drawn = len(push.dists.rows) > 0
         if len(push.dists.rows):
-            at = push.branches[drafted], columns[drafted]
+            if count < len(columns):
+                drafted = columns.nonzero()[0]
+                at = push.branches[drafted], columns[drafted]
             self._dist_push[at] = len(self._pushed)
             self._dist_row[at] = np.arange(count)
             self._pushed.append(push.dists)
         return True
 
-    def _check(self, push: PushAhead, drafted: int, vocab_size: int) -> None:
+    def _check(self, push: PushAhead, columns: Array, drafted: int, vocab_size: int) -> None:
         count = len(push.tokens)
         if push.branches.shape != (count,) or push.places.shape != (count,) or push.step < 0:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has columns of unequal length")
         if not count:
             return
         # As unsigned numbers, negative ones are too large as well.
-        if push.branches.astype(np.uint64).max() >= len(self.branches):
-            raise ProtocolError(f"push {push.step} of plan {push.plan} names branches that were not planned")
-        if ((push.places + 1).astype(np.uint64) > self._lookup.longest[push.branches]).any():
+        try:
+            longest = self._lookup.longest[push.branches.astype(np.uint32)]
+        except IndexError:
+            raise ProtocolError(f"push {push.step} of plan {push.plan} names branches that were not planned") from None
+        if (columns.astype(np.uint64) > longest).any():
             raise ProtocolError(f"push {push.step} of plan {push.plan} has chains longer than their leases")
         if push.tokens.astype(np.uint64).max() >= vocab_size:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has tokens outside the vocabulary")
@@ -260,8 +266,9 @@ class AheadPlan:
         if index is None:
             return None
         trunk = self.trunks[index]
-        current = trunk.base == base and trunk.epoch == state.epoch and not trunk.gone
-        return index if current and self._first_branches[index] < self._first_branches[index + 1] else None
+        if trunk.base != base or trunk.epoch != state.epoch or trunk.gone:
+            return None
+        return index if self._first_branches[index] < self._first_branches[index + 1] else None
 
     def find(self, outcomes: Iterable[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], list[Guess]]:
         """What these outcomes (a trunk, tokens kept, the next token) make true, and what became of the guesses there.
@@ -298,12 +305,10 @@ class AheadPlan:
                 continue
             trunk = self.trunks[index]
             state, end = trunk.state, trunk.base + known.kept[branch]
-            self._slots_left[at : at + length] = False
-            slots = self._leased_slots[at : at + length].tolist()
-            behind: int | None = None
-            if length < known.depths[branch]:  # it is on its way
-                behind = int(self._leased_slots[at + length])
-                self._slots_left[at + length] = False
+            coming = length < known.depths[branch]  # one more is on its way
+            slots = self._leased_slots[at : at + length + coming].tolist()
+            self._slots_left[at : at + length + coming] = False
+            behind = slots.pop() if coming else None
             row = place * width
             drafted = tokens[1 : length + 1]
             state.chain = Chain(drafted, slots, length - 1, dists, row, next_slot=behind, plan=self.number)
@@ -352,5 +357,5 @@ def _rows_by_step(branches: Branches, trunks: int) -> list[int]:
     change = np.zeros(max(len(begun), len(ended)), dtype=np.int64)
     change[: len(begun)] += begun
     change[: len(ended)] -= ended
-    rows: list[int] = np.cumsum(change).tolist()
+    rows: list[int] = change.cumsum().tolist()
     return [rows[0] + trunks, *rows[1:]]

@@ -50,9 +50,13 @@ class Chain:
         return range(-1, len(self.tokens) - 1)
 
     @property
-    def dist_places(self) -> Sequence[int]:
-        """Which of its dists each token was drawn from."""
-        return range(len(self.tokens))
+    def dist_count(self) -> int:
+        """How many of its dists its tokens were drawn from, the first of them first."""
+        return len(self.tokens)
+
+    def dist_places(self, first: int) -> Sequence[int]:
+        """Which dist each token was drawn from, if its dists begin with number `first`."""
+        return range(first, first + len(self.tokens))
 
     def path(self, last: int) -> list[int]:
         """The tokens from the first one to number `last`; none for −1."""

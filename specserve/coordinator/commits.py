@@ -29,8 +29,8 @@ End = Callable[[RequestState, FinishReason, Delta | None, Failure | None], None]
 class Commit:
     """One due row: the tokens that joined the answer; `kept` of them were drafted, the target confirmed `confirmed`.
 
-    The path that the target took offered `offered` drafts, and `checked` were checked beside it, too. cut says whether
-    and why the answer ends here.
+    The path that the target took offered `offered` drafts, and `checked` were checked beside it, too. finish says why
+    the answer ends here, if it does.
     """
 
     state: RequestState
@@ -38,28 +38,22 @@ class Commit:
     offered: int
     confirmed: int
     kept: int
-    cut: Cut | None
     scores: RowScores
     checked: int
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
     gap_s: float | None = None  # since the request's last tokens before these
     predicted: tuple[int, int] = (0, 0)  # tokens of the client's prediction that were accepted and rejected
     source: str | None = None  # the request's own speculator, where that made the drafts
 
     @property
-    def finish(self) -> FinishReason | None:
-        """Why the answer ends here; None when it goes on."""
-        return None if self.cut is None else self.cut.finish
-
-    @property
     def chosen(self) -> Literal["plain", "bonus", "correction"]:
-        """What the target's own token is: without drafts, behind a whole kept chain, or behind a refused draft."""
-        if not self.offered:
-            return "plain"
-        return "bonus" if self.kept == self.offered else "correction"
+        """What the target's own token is."""
+        return _chosen(self.offered, self.kept)
 
     def end(self, cut: Cut) -> None:
         """Nothing past the cut belongs to the answer."""
-        self.cut = cut
+        self.finish, self.stop_reason = cut.finish, cut.stop_reason
         self.tokens = self.tokens[: cut.length]
         self.kept = min(self.confirmed, cut.length)
 
@@ -71,7 +65,7 @@ class Commit:
             tuple(self.tokens),
             self.kept,
             self.offered,
-            stop_reason=None if self.cut is None else self.cut.stop_reason,
+            stop_reason=self.stop_reason,
             logprobs=self.scores[: len(self.tokens)],
             prompt_logprobs=state.report_prompt() if state.prompt_scores else (),
             accepted_prediction=self.predicted[0],
@@ -116,7 +110,7 @@ class Verdicts:
             correction=made.correction,
             bonus=made.bonus,
             plain=made.plain,
-            gaps=tuple(
+            gaps=Counter(
                 [(each.gap_s, len(each.tokens)) for each in self.commits if each.gap_s is not None and each.tokens]
             ),
             fallbacks=self.round.fallbacks,
@@ -137,28 +131,38 @@ class Tally(NamedTuple):
 def tallied(commits: Sequence[Commit]) -> Tally:
     """Count the drafts and tokens of these commits."""
     own = {"plain": 0, "bonus": 0, "correction": 0}
-    for commit in commits:
-        own[commit.chosen] += len(commit.tokens) - commit.kept
-    offered = _beyond([commit.offered for commit in commits])
-    kept = _beyond([commit.kept for commit in commits])
+    offers, keeps = Counter[int](), Counter[int]()
+    alike = Counter([(commit.offered, commit.kept, len(commit.tokens)) for commit in commits])
+    for (checked, confirmed, tokens), times in alike.items():
+        own[_chosen(checked, confirmed)] += times * (tokens - confirmed)
+        offers[checked] += times
+        keeps[confirmed] += times
+    offered, kept = _beyond(offers), _beyond(keeps)
     return Tally(offered, kept + (0,) * (len(offered) - len(kept)), own["correction"], own["bonus"], own["plain"])
+
+
+def _chosen(offered: int, kept: int) -> Literal["plain", "bonus", "correction"]:
+    """What the target's own token is: without drafts, behind a whole kept chain, or behind a refused draft."""
+    if not offered:
+        return "plain"
+    return "bonus" if kept == offered else "correction"
 
 
 def _by_source(commits: Sequence[Commit]) -> Mapping[str | None, tuple[int, int]]:
     """Drafts offered and kept, by the request's own speculator that made them; None: the deployment's."""
     counts: dict[str | None, tuple[int, int]] = {}
-    for commit in commits:
-        if commit.offered:
-            offered, kept = counts.get(commit.source, (0, 0))
-            counts[commit.source] = (offered + commit.offered, kept + commit.kept)
+    alike = Counter([(commit.source, commit.offered, commit.kept) for commit in commits])
+    for (source, offered, kept), times in alike.items():
+        if offered:
+            before = counts.get(source, (0, 0))
+            counts[source] = (before[0] + times * offered, before[1] + times * kept)
     return counts
 
 
-def _beyond(counts: Sequence[int]) -> tuple[int, ...]:
-    """How many of these are larger than 0, 1, … up to the largest."""
-    times = Counter(counts)
-    larger = [len(counts) - times[0]]
-    for count in range(1, max(counts, default=0)):
+def _beyond(times: Counter[int]) -> tuple[int, ...]:
+    """How many of these numbers, each there so many times, are larger than 0, 1, … up to the largest."""
+    larger = [times.total() - times[0]]
+    for count in range(1, max(times, default=0)):
         larger.append(larger[-1] - times[count])
     return tuple(larger) if larger[0] else ()
 
@@ -186,6 +190,7 @@ class Committer:
         """Commit a verdict that `Round.check` let pass; requests whose answer is complete end."""
         commits: list[Commit] = []
         surplus: list[int] = []
+        now_s = self._clock()
         rows = zip(current.rows, lasts(verdict), verdict.next.tolist(), scores, strict=True)
         for entry, last, token, (logprobs, prompt_logprobs) in rows:
             state = entry.state
@@ -195,7 +200,7 @@ class Committer:
                 continue
             if prompt_logprobs:
                 state.score_prompt(entry.start + 1, prompt_logprobs)
-            commit = self._commit(entry, last, token, logprobs) if entry.due else None
+            commit = self._commit(entry, last, token, logprobs, now_s) if entry.due else None
             if commit is not None:
                 commits.append(commit)
             if commit is None or commit.finish is not None:
@@ -209,11 +214,11 @@ class Committer:
                 self._end(commit.state, commit.finish, commit.delta(), None)
         return commits
 
-    def _commit(self, entry: CheckedRow, last: int, token: int, scores: RowScores) -> Commit | None:
+    def _commit(self, entry: CheckedRow, last: int, token: int, scores: RowScores, now_s: float) -> Commit | None:
         """Commit one due row; None when its request ended in an error instead."""
         state, tokens = entry.state, entry.emitted(last, token)
         kept = len(tokens) - 1
-        commit = Commit(state, tokens, entry.chain.reach(last), kept, kept, None, scores, len(entry.chain))
+        commit = Commit(state, tokens, entry.chain.reach(last), kept, kept, scores, len(entry.chain.tokens))
         if not goes_on(state, tokens, self._context):
             try:
                 commit.end(cut(state, tokens, self._tokenizer.end_tokens, self._context))
@@ -223,7 +228,7 @@ class Committer:
                 return None
         state.losses = 0
         if commit.tokens:
-            commit.gap_s = state.tokens_came(self._clock())
+            commit.gap_s = state.tokens_came(now_s)
         commit.source = state.guessed_by  # another one may make the next chain before this is booked
         commit.predicted = state.take(commit.tokens, commit.checked, commit.kept)
         return commit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from specserve.coordinator.requests import RequestState
@@ -51,7 +52,7 @@ class DepthPolicy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FixedDepth:
     """The deployment's depth, or the request's own, within what can still be used.
 
@@ -67,13 +68,14 @@ class FixedDepth:
         """See `DepthPolicy`."""
         return self.depth if state.request.depth is None else min(state.request.depth, self.depth)
 
+    @cached_property
+    def _context(self) -> int:
+        return self.target_context if self.draft_context is None else min(self.target_context, self.draft_context)
+
     def of(self, state: RequestState) -> int:
         """As much as is wanted and can be used."""
-        length = len(state.tokens)
-        limits = [self.wanted(state), state.tokens_left - 1, self.target_context - length - 1]
-        if self.draft_context is not None:
-            limits.append(self.draft_context - length - 1)
-        return max(0, min(limits))
+        longest = min(state.longest, self._context)
+        return max(0, min(self.wanted(state), longest - len(state.tokens) - 1))
 
     def ahead(self, state: RequestState) -> int:
         """What is wanted; the outcome that it is drafted for may leave less."""

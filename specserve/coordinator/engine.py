@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain as chained
 from typing import Literal
 
 from specserve.config import Config
@@ -119,7 +120,7 @@ class Engine:
         self._blocks = pool_of(config.engine, target)
         self._policy = policy_of(config.engine, DraftTiming.FREE, target.context_length, None)
         vocab = target.vocab_size
-        self._drafts: DraftSource = NoDrafts() if guesser is None else GuesserDrafts(Guarded(guesser, vocab))
+        self._draft_by(NoDrafts() if guesser is None else GuesserDrafts(Guarded(guesser, vocab)))
         own = {name: Guarded(each, vocab) for name, each in (guessers or {}).items()}
         lookup = LookupWorth(config.draft.lookup) if config.draft.lookup in own else None
         self._own_drafts = OwnDrafts(own, config.draft.speculator, self._slots, lookup)
@@ -286,6 +287,8 @@ class Engine:
 
     def _count_steps(self, role: Role, message: Verdict | Push | PushAhead) -> None:
         """Raises ProtocolError for a count below 0."""
+        if not any(message.steps):
+            return
         if min(message.steps) < 0:
             raise ProtocolError(f"the {role} counted {message.steps} steps")
         self._metrics.stepped(role, message.steps)
@@ -294,15 +297,11 @@ class Engine:
     def _draft_life(self) -> int | None:
         return None if self._worker is None else self._worker.link.life
 
-    @property
-    def _worker(self) -> WorkerSource | None:
-        """The source of drafts, where a draft worker feeds it."""
-        return self._drafts if isinstance(self._drafts, WorkerSource) else None
-
-    @property
-    def _beside(self) -> BesideDrafts | None:
-        """The source of drafts, where the verifier is it."""
-        return self._drafts if isinstance(self._drafts, BesideDrafts) else None
+    def _draft_by(self, drafts: DraftSource) -> None:
+        """Drafts come from this source from now on. It is asked for so often what it is that this is kept, too."""
+        self._drafts = drafts
+        self._worker = drafts if isinstance(drafts, WorkerSource) else None  # a draft worker feeds it
+        self._beside = drafts if isinstance(drafts, BesideDrafts) else None  # the verifier is it
 
     # ---- rounds ---------------------------------------------------------------------------------------------
 
@@ -316,13 +315,13 @@ class Engine:
 
     def _lose_broken(self) -> bool:
         """Treat workers that hang, or whose channel refused a message, as lost. True when there was one."""
-        worker = self._worker
+        now, worker = self._clock(), self._worker
         broken = worker is not None and (
-            worker.link.broken or self._clock() >= min(worker.overdue_s or math.inf, self._overdue_s("draft"))
+            worker.link.broken or now >= min(worker.overdue_s or math.inf, self._overdue_s("draft"))
         )
         if broken and worker is not None:
             self._lose("draft", "channel" if worker.link.broken else "hung")
-        if self._verifier.broken or self._clock() >= self._overdue_s("target"):
+        if self._verifier.broken or now >= self._overdue_s("target"):
             self._lose("target", "channel" if self._verifier.broken else "hung")
             self._verifier.broken = False
             broken = True
@@ -393,7 +392,7 @@ class Engine:
         # Before the message leaves: in one process the work is done when `send` returns.
         self.activity.sent("target", self._round_number, len(checked), len(sent.feeds) + len(sent.chains), checked)
         self._verifier.send(sent)
-        slots = [slot for entry in checked for slot in entry.chain.slots]
+        slots = list(chained.from_iterable([entry.chain.slots for entry in checked]))
         current = Round(sent, checked, slots, self._round_began_s, self._fallbacks(checked))
         self._hold(current)
         self._drafts.ahead(checked, self._clock())  # only now: the target is what everybody waits for
@@ -568,13 +567,13 @@ class Engine:
         """
         booked = self._outbox.book()
         self._outbox.hand_over(self._sink)
-        self.activity.book()
         if self._traces is not None:
             self._traces.write()
         if self._dead is None:
             self._drafts.tidy()
             self._remember()
         if booked or self._round is None:
+            self.activity.book()
             self._show_levels()
 
     def _remember(self) -> None:
@@ -624,7 +623,7 @@ class Engine:
         slot_waits = SlotWaits(self._metrics, self._clock)
         shared = (self._slots, self._policy, self._metrics, self.activity, slot_waits)
         link = WorkerLink(self._config, info, channel, life, *shared)
-        self._drafts = source_of(link, self._clock, in_turns=turns)
+        self._draft_by(source_of(link, self._clock, in_turns=turns))
         self._scheduler.spare_blocks = int(info.reads_hidden)
         self._speculating = True
         self.activity.joined("draft")
@@ -633,7 +632,7 @@ class Engine:
     def _draft_beside(self) -> None:
         """The verifier drafts what follows its verdicts: hidden from rounds as what is drafted ahead is."""
         self._policy = policy_of(self._config, DraftTiming.AHEAD, self._target.context_length, None)
-        self._drafts = BesideDrafts(self._policy, self._target.vocab_size, self._target.context_length)
+        self._draft_by(BesideDrafts(self._policy, self._target.vocab_size, self._target.context_length))
         self._scheduler.lookahead = self._config.depth
         self._speculating = self._expects_drafts = True
 
@@ -642,7 +641,8 @@ class Engine:
             self._lose_verifier(why)
         elif self._worker is not None:
             self._count_cache()
-            lost, self._drafts = self._worker, NoDrafts()
+            lost = self._worker
+            self._draft_by(NoDrafts())
             lost.lose(list(self._states.values()))
             self._speculating = False
             self.activity.left("draft")

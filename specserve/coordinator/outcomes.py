@@ -10,9 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
+
+import numpy as np
+
+from specserve.transport.messages import Array
 
 _FORGET = 0.998
 """Weight of an observation after one more."""
@@ -39,12 +44,17 @@ class _Share:
         return self._hits / self._total
 
 
-class Outcome(NamedTuple):
-    """So many chain tokens kept, and a next token of this rank in the draft's own dist there."""
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Outcomes of a chain, most probable first: so many of its tokens kept, int64 [n], and then a next token of this
+    rank in the draft's own dist there, int64 [n]."""
 
-    kept: int
-    rank: int
-    probability: float
+    kept: Array
+    ranks: Array
+    probabilities: list[float]
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
 
 
 class Guess(NamedTuple):
@@ -64,7 +74,8 @@ class OutcomeOdds:
         # After a whole kept chain the next token is the draft's own first choice about as often as a draft is kept.
         self._corrections = [_Share(0.5 ** (rank + 1)) for rank in range(fan_out)]
         self._bonuses = [_Share(0.7), *(_Share(0.3 * 0.5**rank) for rank in range(1, fan_out + 1))]
-        self._known: dict[int, list[Outcome]] = {}
+        self._known: dict[int, Outcomes] = {}
+        self._candidates: dict[int, Array] = {}  # kept and rank of all outcomes, [2, n], by length of chain
         self._expected: dict[int, float] = {}  # tokens kept, by depth
 
     def acceptance(self, position: int) -> float:
@@ -98,23 +109,35 @@ class OutcomeOdds:
         self._known.clear()
         self._expected.clear()
 
-    def likeliest(self, chain: int) -> list[Outcome]:
-        """All outcomes of a chain of this length within the fan-out, most probable first."""
+    def likeliest(self, chain: int) -> Outcomes:
+        """All outcomes of a chain of this length within the fan-out."""
         known = self._known.get(chain)
         if known is None:
             known = self._known[chain] = self._outcomes(chain)
         return known
 
-    def _outcomes(self, chain: int) -> list[Outcome]:
+    def _outcomes(self, chain: int) -> Outcomes:
         self._grow(chain)
-        found, reach = [], 1.0
-        for kept in range(chain):
-            accept = self._accept[kept].value
-            for rank, share in enumerate(self._corrections):
-                found.append(Outcome(kept, rank, reach * (1 - accept) * share.value))
+        corrections = [share.value for share in self._corrections]
+        found, reach = list[float](), 1.0
+        for share in self._accept[:chain]:
+            accept = share.value
+            refused = reach * (1 - accept)
+            found += [refused * each for each in corrections]
             reach *= accept
-        found += [Outcome(chain, rank, reach * share.value) for rank, share in enumerate(self._bonuses)]
-        return sorted(found, key=lambda outcome: -outcome.probability)
+        found += [reach * share.value for share in self._bonuses]
+        order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
+        kept, ranks = self._all(chain)[:, order]
+        return Outcomes(kept, ranks, [found[each] for each in order])
+
+    def _all(self, chain: int) -> Array:
+        """Kept and rank of every outcome, in the order in which `_outcomes` works out how probable each is."""
+        known = self._candidates.get(chain)
+        if known is None:
+            places = [(kept, rank) for kept in range(chain) for rank in range(len(self._corrections))]
+            places += [(chain, rank) for rank in range(len(self._bonuses))]
+            known = self._candidates[chain] = np.array(places, dtype=np.int64).T
+        return known
 
     def expected_kept(self, depth: int) -> float:
         """Tokens that a chain of this depth is expected to have confirmed."""

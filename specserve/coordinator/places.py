@@ -27,8 +27,10 @@ class PlacesTold:
         """It waits from now on, unless the next admission takes it."""
         self._queued.append(state)
 
-    def admitted(self, states: Iterable[RequestState]) -> None:
+    def admitted(self, states: Sequence[RequestState]) -> None:
         """These begin, and what was queued and is not among them waits. To be called before they begin."""
+        if not states and not self._queued:
+            return
         begun = [state for state in states if state.said_to_wait]
         queued, self._queued = self._queued, []
         waiting = [state for state in queued if state.stage is Stage.WAITING]

@@ -71,7 +71,7 @@ class PrefixCache(BlockPool):
 
     def _known(self, keys: BlockKeys) -> list[int]:
         known: list[int] = []
-        for key in keys.first((keys.length - 1) // self.block_tokens, self.block_tokens):
+        for key in keys.between(0, (keys.length - 1) // self.block_tokens, self.block_tokens):
             block = self._found.get(key)
             if block is None:
                 break
@@ -85,13 +85,12 @@ class PrefixCache(BlockPool):
         another block has the name, the table holds that one from now on. What is in flight may still read or write the
         one given up: workers do what they are told in order, so whoever gets it next writes later.
         """
-        full = min(covered, keys.length - 1) // self.block_tokens
-        first = full
+        first = full = min(covered, keys.length - 1) // self.block_tokens
         while first > 0 and table[first - 1] not in self._names:
             first -= 1
         if first == full:
             return
-        for place, key in enumerate(keys.first(full, self.block_tokens)[first:], first):
+        for place, key in enumerate(keys.between(first, full, self.block_tokens), first):
             known = self._found.get(key)
             if known is None:
                 self._found[key], self._names[table[place]] = table[place], key

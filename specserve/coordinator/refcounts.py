@@ -67,7 +67,10 @@ class RefcountPool:
         self._check_room(n)
         if counts is not None and (len(counts) != n or any(count < 1 for count in counts)):
             raise PoolError(f"{n} {self._what}s need {n} reference counts of at least 1, got {list(counts)}")
-        taken = [self._free.pop() for _ in range(n)]
+        keep = len(self._free) - n
+        taken = self._free[keep:].tolist()
+        taken.reverse()
+        del self._free[keep:]
         for place, count in zip(taken, repeat(1) if counts is None else counts, strict=False):
             self._counts[place] = count
         return taken
@@ -125,7 +128,7 @@ class RefcountPool:
     def give_back(self, places: Ids) -> None:
         """`free` for many distinct ids, int64 [n]. Raises PoolError if one is not held, or named twice."""
         left = self._count_array[places] - 1
-        if (left < 0).any() or len(set(places.tolist())) < len(places):
+        if len(places) and (left.min() < 0 or len(set(places.tolist())) < len(places)):
             raise PoolError(f"{self._what}s {places.tolist()} given back, which are not all held, and named once")
         self._count_array[places] = left
         self._free.frombytes(places[left == 0].tobytes())

@@ -131,7 +131,7 @@ class RequestState:
 
     def again(self, start: int, feed: int) -> int:
         """How many of these positions the target had before."""
-        return max(0, min(self.target_lost, start + feed) - start)
+        return 0 if self.target_lost <= start else min(self.target_lost - start, feed)
 
     def tokens_came(self, now_s: float) -> float | None:
         """Note that tokens were committed now; the seconds since those before, None for the first ones."""
@@ -156,7 +156,7 @@ class RequestState:
 
         Returns how many tokens of the client's prediction it accepted and rejected.
         """
-        predicted = self.count_prediction(checked, tokens)
+        predicted = self.count_prediction(checked, tokens) if self.predicted else (0, 0)
         self.tokens += tokens
         self.rounds += 1
         self.drafted += checked
@@ -169,8 +169,6 @@ class RequestState:
     def count_prediction(self, offered: int, tokens: Sequence[int]) -> tuple[int, int]:
         """Book what this round's tokens make of the client's prediction, of which `offered` tokens were drafts."""
         predicted, self.predicted = self.predicted, []
-        if not predicted:
-            return 0, 0
         agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(predicted, tokens, strict=False)))
         refused = max(0, offered - agreed)
         self.accepted_prediction += agreed

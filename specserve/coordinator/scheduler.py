@@ -93,6 +93,12 @@ class Scheduler:
                 depth = self._depth_of(state)
                 fitting = min(share, depth) if self._shape is None else self._shape.within(depth, share)
                 self._add_decode(rows, state, fitting)
+        if len(decoding) < len(self.running):
+            self._add_prompts(rows)
+        return [row for row in rows if row.state.stage is Stage.RUNNING]
+
+    def _add_prompts(self, rows: list[TargetRow]) -> None:
+        """Rows of requests that do not decode yet, beside these of those that do."""
         budget = self._config.max_batch_tokens - sum(row.feed + self._drafted(row.depth) for row in rows)
         if rows:
             budget = min(budget, self._config.prefill_budget)
@@ -102,7 +108,6 @@ class Scheduler:
             if state.stage is Stage.RUNNING and not state.decoding and not self._waits_for_sibling(state):
                 self._reuse(state)
                 budget -= self._add_feed(rows, state, min(budget, self._config.prefill_chunk))
-        return [row for row in rows if row.state.stage is Stage.RUNNING]
 
     def _waits_for_sibling(self, state: RequestState) -> bool:
         """Take a sibling's prompt over, if there is one; true while an earlier one is still filling it."""

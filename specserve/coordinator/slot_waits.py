@@ -15,6 +15,11 @@ class SlotWaits:
         self._clock = clock
         self._since_s: dict[int, float] = {}  # by row
 
+    @property
+    def any(self) -> bool:
+        """Some request waits."""
+        return bool(self._since_s)
+
     def planned(self, row: int, *, lacking: bool) -> None:
         """A plan that was to draft for this request was made; lacking: it got no slot, as none was left."""
         if lacking:

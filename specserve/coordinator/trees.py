@@ -36,9 +36,13 @@ class Tree(Chain):
         return self.parents
 
     @property
-    def dist_places(self) -> list[int]:
-        """Which of its dists each node was drawn from."""
-        return self.families
+    def dist_count(self) -> int:
+        """One for each family."""
+        return len(self.slots)
+
+    def dist_places(self, first: int) -> list[int]:
+        """See `Chain`."""
+        return [first + family for family in self.families]
 
     def first(self, count: int) -> Chain:
         """The first `count` levels of it."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from specserve.config import Config, SloConfig
-from specserve.metrics.board import Board, Snapshot
+from specserve.metrics.board import Board, Snapshot, observe
 from specserve.metrics.history import History, Moment
 from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, OTHER, SOURCES, STEP_RESULTS
 from specserve.types import CacheStats, LostBy, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
@@ -99,8 +99,8 @@ class EngineMetrics:
         self._drafts(stats, accepted)
         self._observe("specserve_round_seconds", stats.wall_s)
         self._observe("specserve_verify_batch_tokens", stats.positions)
-        for gap_s, count in stats.gaps:
-            self._gap(gap_s, count)
+        for (gap_s, count), rows in stats.gaps.items():
+            self._gap(gap_s, count, rows)
         drafts, drafted = max(stats.drafted_at, default=0), sum(stats.drafted_at)
         self.history.now().add(self._moment(tokens, stats.prefill_tokens, drafts, drafted, accepted))
         self._tell()
@@ -130,10 +130,10 @@ class EngineMetrics:
             for length, (here, beyond) in enumerate(pairwise(at_least)):
                 self._observe("specserve_spec_decode_accepted_length", length, times=here - beyond)
 
-    def _gap(self, gap_s: float, tokens: int) -> None:
+    def _gap(self, gap_s: float, tokens: int, rows: int) -> None:
         """A round's tokens share the gap before it, and each of them counts."""
-        self._observe("specserve_step_interval_seconds", gap_s)
-        self._observe("specserve_inter_token_latency_seconds", gap_s / tokens, times=tokens)
+        self._observe("specserve_step_interval_seconds", gap_s, times=rows)
+        self._observe("specserve_inter_token_latency_seconds", gap_s / tokens, times=tokens * rows)
 
     def _moment(self, tokens: int, prefill: int, drafts: int, drafted: int, kept: int) -> Moment:
         moment = Moment(tokens=tokens, prefill_tokens=prefill, drafts=drafts, drafted=drafted, kept=kept)
@@ -351,9 +351,8 @@ class EngineMetrics:
         series.inc(max(0.0, total - series._value.get()))
 
     def _observe(self, name: str, value: float, *values: str, times: int = 1) -> None:
-        series = self._board.series(name, *values)
-        for _ in range(times):
-            series.observe(value)
+        if times:
+            observe(self._board.series(name, *values), value, times)
 
 
 def _version_of(package: str) -> str:

@@ -45,7 +45,7 @@ def one_by_one(trunks, wanted, odds, count, bounds, free_slots, blocks):
         outcomes = odds.likeliest(len(each.chain))
         if place >= len(outcomes):
             continue
-        kept, rank = outcomes[place].kept, outcomes[place].rank
+        kept, rank = int(outcomes.kept[place]), int(outcomes.ranks[place])
         end = each.base + kept
         first = 0 if kept < len(each.chain) and each.start >= end else 1
         depth = min(bounds.steps - first, wanted[index], each.state.tokens_left - kept - 2, bounds.context - end - 2)

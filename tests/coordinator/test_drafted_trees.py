@@ -35,7 +35,7 @@ def test_a_tree_knows_its_paths_levels_and_families() -> None:
     assert [found.path(node) for node in (-1, 3, 5, 6)] == [[], [7, 2], [7, 1, 5], [8, 1, 5]]
     assert found.levels == [0, 0, 1, 1, 1, 2, 2]
     assert (found.depth, found.slots) == (3, [30, 11, 12, 9, 4])
-    assert list(found.dist_places) == [0, 0, 1, 1, 2, 3, 4]
+    assert list(found.dist_places(0)) == [0, 0, 1, 1, 2, 3, 4]
     assert [found.reach(node) for node in (-1, 0, 1, 3, 4, 6)] == [3, 3, 3, 2, 3, 3]
     assert found.fed == 1
     assert [found.fed_along(told) for told in ([7, 1], [8, 1], [], [7])] == [1, 0, 0, 1]
@@ -46,7 +46,7 @@ def test_the_first_levels_of_a_tree_are_a_tree() -> None:
     cut = tree().first(2)
     assert isinstance(cut, Tree)
     assert (cut.tokens, cut.parents, cut.slots) == (TOKENS[:5], PARENTS[:5], [30, 11, 12])
-    assert (cut.depth, list(cut.dist_places)) == (2, [0, 0, 1, 1, 2])
+    assert (cut.depth, list(cut.dist_places(0))) == (2, [0, 0, 1, 1, 2])
     assert len(tree().first(0)) == 0 == tree().first(0).depth
     assert tree().first(9).tokens == TOKENS
 

@@ -28,8 +28,8 @@ def test_ranks_are_learned_by_place():
     odds.forget_plans()
     likeliest = odds.likeliest(1)
 
-    assert {(each.kept, each.rank) for each in likeliest[:2]} == {(0, 0), (1, 1)}
-    assert sum(each.probability for each in likeliest) == pytest.approx(1.0, abs=0.05)
+    assert set(zip(likeliest.kept[:2].tolist(), likeliest.ranks[:2].tolist(), strict=True)) == {(0, 0), (1, 1)}
+    assert sum(likeliest.probabilities) == pytest.approx(1.0, abs=0.05)
 
 
 def test_many_at_once_teach_as_much_as_one_by_one():

@@ -266,7 +266,7 @@ class KeepsCopies(PrefixCache):
 
     def remember(self, table, keys, covered):
         full = min(covered, keys.length - 1) // self.block_tokens
-        for place, key in enumerate(keys.first(full, self.block_tokens)):
+        for place, key in enumerate(keys.between(0, full, self.block_tokens)):
             if key not in self._found and table[place] not in self._names:
                 self._found[key], self._names[table[place]] = table[place], key
 
@@ -277,7 +277,7 @@ class NamesTheNewest(PrefixCache):
     def remember(self, table, keys, covered):
         class Longer:
             length = keys.length + 1
-            first = keys.first
+            between = keys.between
 
         super().remember(table, Longer(), covered)
 
@@ -297,8 +297,8 @@ class _Flattened:
         self.length = keys.length
         self._tokens = keys._tokens
 
-    def first(self, count, size):
-        return [bytes(self._tokens[at * size : (at + 1) * size]) for at in range(count)]
+    def between(self, first, end, size):
+        return [bytes(self._tokens[at * size : (at + 1) * size]) for at in range(first, end)]
 
 
 class Holds(PrefixCache):
@@ -363,9 +363,9 @@ def test_keys_are_made_once_and_follow_the_tokens():
     """Names of blocks that are there already do not change when tokens are appended."""
     tokens = [1, 2, 3, 4]
     keys = BlockKeys(tokens, "")
-    first = keys.first(2, SIZE)
+    first = keys.between(0, 2, SIZE)
     tokens += [5, 6]
-    assert keys.first(3, SIZE)[:2] == first
-    assert len({*keys.first(3, SIZE)}) == 3
-    assert keys.first(2, SIZE) == BlockKeys([1, 2, 3, 4], "").first(2, SIZE)
+    assert keys.between(0, 3, SIZE)[:2] == first
+    assert len({*keys.between(0, 3, SIZE)}) == 3
+    assert keys.between(0, 2, SIZE) == BlockKeys([1, 2, 3, 4], "").between(0, 2, SIZE)
     assert array("i", [1]).itemsize == 4  # a name is of 32-bit ids on every machine

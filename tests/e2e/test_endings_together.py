@@ -63,7 +63,7 @@ def test_a_tail_that_stays_is_noticed(whole, monkeypatch):
     """A commit that is cut in its tokens, and not in what was kept, fails the comparison."""
 
     def half(self, cut):
-        self.cut, self.tokens = cut, self.tokens[: cut.length]
+        self.finish, self.tokens = cut.finish, self.tokens[: cut.length]
 
     monkeypatch.setattr(Commit, "end", half)
     with pytest.raises(AssertionError):

@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 
 import pytest
+from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve.config import Config, SloConfig
 from specserve.metrics import ENGINE_METRICS, HTTP_METRICS, EngineMetrics, HttpMetrics
+from specserve.metrics.board import observe
 from specserve.types import AheadStats, PoolLevels, RequestStats, RoundStats, WorkerInfo
 
 ROUND = RoundStats(
@@ -112,7 +114,7 @@ def test_lengths_kept_are_counted_chain_by_chain() -> None:
 def test_a_gap_is_shared_by_the_tokens_that_it_brought() -> None:
     """The step interval counts once; the latency between tokens once per token, in equal parts."""
     engine = EngineMetrics("m")
-    engine.round(replace(ROUND, gaps=((0.4, 4), (0.1, 1))))
+    engine.round(replace(ROUND, gaps={(0.4, 4): 1, (0.1, 1): 1}))
     values = samples(engine.render())
     assert values["specserve_step_interval_seconds_count"] == 2
     assert values["specserve_inter_token_latency_seconds_count"] == 5
@@ -257,3 +259,19 @@ def test_two_boards_do_not_share_anything() -> None:
     one, two = EngineMetrics("m"), EngineMetrics("m")
     one.preempted()
     assert samples(two.render())["specserve_preemptions_total"] == 0
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0, 1.5, 9.0])
+def test_many_observations_at_once_are_as_many_one_by_one(value) -> None:
+    """Sum and buckets, also on a bucket's bound and beyond the last one."""
+    together, apart = (Histogram("h", "", registry=None, buckets=(0.5, 1.0, 2.0)) for _ in range(2))
+    observe(together, value, 3)
+    for _ in range(3):
+        apart.observe(value)
+    assert told(together) == told(apart)
+
+
+def told(histogram: Histogram) -> list[tuple[str, dict[str, str], float]]:
+    """Its samples, but for the time at which it was made."""
+    samples = [sample for family in histogram.collect() for sample in family.samples]
+    return [(each.name, each.labels, each.value) for each in samples if not each.name.endswith("_created")]
