@@ -19,6 +19,7 @@ from specserve.drafting._chains import Chain, allowed, likeliest
 from specserve.drafting.workspace import Workspace
 from specserve.models import TokenTree
 from specserve.models._stretches import Stretch
+from specserve.sampling.blocks import largest
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.noise import Purpose, node_places, token_keys, uniform
 from specserve.sampling.profiles import Settings
@@ -147,7 +148,7 @@ class Growth:
             for each in places
         ]
         logits = allowed(logits, paths, self._vocab_size)
-        finite = logits[:, : self._vocab_size].amax(-1).isfinite().tolist()
+        finite = largest(logits[:, : self._vocab_size]).isfinite().tolist()
         dist = self._keep(places, logits)
         places = self._allot(places, self._worths(growing, places, logits, dist), finite)
         before = [len(tree.grown.tokens) for tree in growing]

@@ -44,3 +44,9 @@ def argmax(rows: torch.Tensor, size: int = 64) -> torch.Tensor:
     block = maxima(rows, size).argmax(-1, keepdim=True)
     places = (block * size + torch.arange(size, device=rows.device)).clamp_(max=rows.shape[1] - 1)
     return places.gather(1, rows.gather(1, places).argmax(-1, keepdim=True)).squeeze(1)
+
+
+def largest(rows: torch.Tensor) -> torch.Tensor:
+    """[m]: the largest value of each row [m, V], NaN where there is one."""
+    places = _kernels.argmax(rows)
+    return rows.amax(-1) if places is None else rows.gather(1, places[:, None]).squeeze(1)

@@ -31,6 +31,7 @@ from specserve.models._ranks import RankGroup
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling import host
+from specserve.sampling.blocks import largest
 from specserve.sampling.constraint import restrict
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.grammar import Grammars
@@ -161,7 +162,7 @@ class Verifier:
         judged_at = judged_places(rows)
         logits = logits if judged_at is None else logits[judged_at]
         # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
-        finite = logits[:, : self._vocab_size].amax(-1).isfinite()
+        finite = largest(logits[:, : self._vocab_size]).isfinite()
         logits = restrict(logits, masks.rows, masks.bits)
         apply(logits, processed_places(rows), self._vocab_size)
         last, chosen, healthy = self._judge(rows, logits, finite, message.dists)
