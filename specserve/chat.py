@@ -181,7 +181,7 @@ class Chat:
         return names
 
     def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
-        return Unavailable(f"no answer from {self._url} ({error}); is `specserve serve` running there?")
+        return Unavailable(f"no answer from {self._url} ({error}); is `specserve serve` running there (--url)?")
 
     def _print(self, text: str) -> None:
         self._out.write(text)

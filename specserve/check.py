@@ -147,10 +147,11 @@ def _model(
     role: Role, model: ModelConfig, config: Config, seen: _Seen, progress: Callable[[str], None]
 ) -> Iterator[Finding]:
     progress(f"{role}: looking at {model.source}")
-    from specserve.models import _int8, _tensor_parallel, loading
+    from specserve.models import _int8, _quantization, _tensor_parallel, loading
 
     folder = seen.folders[role] = loading.prepare(model, lambda line: progress(f"{role}: {line}"), role=role)
     backend = loading.backend_of(folder, model)
+    model = _quantization.decided(model, role, folder, backend)
     _int8.refuse_unfit(model, recurrent=backend == loading.RECURRENT, emulated=backend == loading.EMULATED)
     if backend == loading.EMULATED:
         yield _emulated(role, model, config, seen)

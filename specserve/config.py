@@ -73,10 +73,11 @@ class ModelConfig(Section):
 
     source: str = Field("demo", description="`demo`, `emulated`, a folder with safetensors weights, or a .gguf file")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    quantization: Literal["none", "int8"] = Field(
-        "none",
+    quantization: Literal["auto", "none", "int8"] = Field(
+        "auto",
         description="int8 rounds the weights of matrix products to a byte each, with a scale for each output: another, "
-        "nearby model, whose step on a CPU reads a quarter of the bytes (float32 and a C compiler; else no faster)",
+        "nearby model, whose step on a CPU reads a quarter of the bytes (float32 and a C compiler; else no faster); "
+        "auto does that for drafts where it is faster, and never for a target",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, …")
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0 lets placement decide")

@@ -47,7 +47,9 @@ class Top:
         try:
             reply = self._client.get("/status.json")
         except httpx.HTTPError as error:
-            raise Unavailable(f"no answer from {self._url} ({error}); is `specserve serve` running there?") from None
+            raise Unavailable(
+                f"no answer from {self._url} ({error}); is `specserve serve` running there (--url)?"
+            ) from None
         if reply.status_code != 200:
             raise SpecserveError(
                 f"{self._url}/status.json answered {reply.status_code}; set SPECSERVE_API_KEY if asked"

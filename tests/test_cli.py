@@ -32,6 +32,12 @@ def test_help_is_for_users(capsys) -> None:
     assert "room" not in out
 
 
+def test_no_verb_at_all_asks_for_one_with_the_first_page(capsys) -> None:
+    status, out, err = said(capsys)
+    assert (status, out) == (2, "")
+    assert err == said(capsys, "--help")[1]
+
+
 def test_help_of_a_bench_tells_choices_and_defaults(capsys) -> None:
     """Of the flags that take lists."""
     _, out, _ = said(capsys, "bench", "compare", "--help")

@@ -20,7 +20,11 @@ _EPILOG = "Start with `specserve serve`, then `specserve chat` in another termin
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0, 1 for a failure in words, 2 for wrong usage, 130 for Ctrl-C."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.verb is None:
+        parser.print_help(sys.stderr)
+        return 2
     verb: Verb = arguments.verb
     try:
         return verb(arguments)
@@ -50,7 +54,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = _Parser(prog="specserve", description=_ABOUT, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"specserve {__version__}")
-    places = parser.add_subparsers(required=True, metavar="VERB")
+    parser.set_defaults(verb=None)
+    places = parser.add_subparsers(metavar="VERB")
     verbs.add(places)
     distill = places.add_parser("distill", help=command.ABOUT)
     command.add_arguments(distill)

@@ -345,7 +345,9 @@ def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
     host, port, scheme = config.server.host, config.server.port, config.server.scheme
     shown = f"[{host}]" if ":" in host else host
     shown = "127.0.0.1" if host == "0.0.0.0" else shown
-    asked = {"model": config.served_name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 100}
+    hello = [{"role": "user", "content": "Hello"}]
+    # Small models say odd things at the API's own temperature, which is 1.
+    asked = {"model": config.served_name, "messages": hello, "max_tokens": 100, "temperature": 0}
     body = json.dumps(asked, ensure_ascii=False)
     for line in (
         f"specserve serves {config.served_name} on {scheme}://{shown}:{port}/v1  (stop with Ctrl-C)",

@@ -23,7 +23,7 @@ from specserve.models._pages import LayerLayout
 
 Ints = npt.NDArray[np.int64]
 
-_KIN = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+KIN = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _HOME = "transformers.models."
 
 
@@ -44,7 +44,7 @@ class FlatDecoder:
         layouts: what each layer keeps, and how far it sees.
         """
         kind = type(model)
-        if kind.__name__ not in _KIN or not kind.__module__.startswith(_HOME):
+        if kind.__name__ not in KIN or not kind.__module__.startswith(_HOME):
             return None
         if not all(_is_packed(layer) for layer in model.model.layers):
             return None

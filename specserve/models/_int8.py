@@ -60,7 +60,7 @@ def round_weights(model: Any) -> None:
 
 def refuse_unfit(config: ModelConfig, *, recurrent: bool, emulated: bool) -> None:
     """Raise ConfigError for a model that cannot have the quantization of its configuration."""
-    if config.quantization == "none":
+    if config.quantization != "int8":
         return
     if emulated:
         raise ConfigError(f"{config.source} models have no weights; set quantization {config.quantization} to none")

@@ -102,7 +102,7 @@ def held_bytes(folder: Path, config: ModelConfig, device: torch.device) -> int:
     """What stays of them once they are quantised, which is less only where int8 is what is read. Raises ConfigError."""
     from specserve.models import _linear, _reduced_head
 
-    if config.quantization == "none" or not _linear.reads_int8(config.dtype, device):
+    if config.quantization != "int8" or not _linear.reads_int8(config.dtype, device):
         return weight_bytes(folder, config)
     shapes = _all_shapes(folder)
     embeddings = {name: shape for name, shape in shapes.items() if "embed" in name}

@@ -15,7 +15,7 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, NoRowStates, _int8, _memory_plan, _recording, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _int8, _memory_plan, _quantization, _recording, loading, vocabulary
 from specserve.models._ranks import RankGroup
 from specserve.types import WorkerInfo
 
@@ -50,6 +50,7 @@ def load_backend(
         raise ConfigError(f"{folder} holds a draft head, which cannot be a target; give it as draft.model.source")
     _check_ranks(config, ranks)
     emulated, device = name == loading.EMULATED, loading.device_of(config)
+    config = _quantization.decided(config, role, folder, name)
     _int8.refuse_unfit(config, recurrent=name == loading.RECURRENT, emulated=emulated)
     weights = 0
     if not emulated:
