@@ -48,7 +48,7 @@ def settings(target: Path, head: Path, **engine):
     return parse(
         {
             "target": {"source": str(target), **model},
-            "draft": {"speculator": "eagle", "model": {"source": str(head), **model}},
+            "draft": {"speculator": "eagle", "model": {"source": str(head), **model, "quantization": "none"}},
             "engine": limits | engine,
         }
     )

@@ -116,4 +116,4 @@ def test_the_module_names_only_models_that_exist() -> None:
     """Each name is a class of transformers."""
     import transformers
 
-    assert all(hasattr(transformers, name) for name in _flat_decoder._KIN)
+    assert all(hasattr(transformers, name) for name in _flat_decoder.KIN)
