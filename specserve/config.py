@@ -141,20 +141,28 @@ class DraftConfig(Section):
     top_k: int = Field(64, ge=1, le=4096, description="support of a sparse draft dist")
     ngram_max: int = Field(3, ge=1, le=32, description="ngram: longest suffix looked up")
     ngram_min: int = Field(1, ge=1, le=32, description="ngram, suffix: shortest suffix looked up")
-    lookup: Literal["none", "ngram", "suffix"] = Field(
-        "none",
+    lookup: Literal["auto", "none", "ngram", "suffix"] = Field(
+        "auto",
         description="a model-free speculator beside the draft model: it drafts where more tokens were kept behind "
-        "matches of such a length than of the model's drafts, and while the draft worker is away",
+        "matches of such a length than of the model's drafts, and while the draft worker is away; auto is ngram beside "
+        "the demo's drafts, and else none",
     )
+
+    @property
+    def looks_up(self) -> Literal["none", "ngram", "suffix"]:
+        """`lookup`, decided: the demo's drafts were measured to gain, others were not."""
+        if self.lookup != "auto":
+            return self.lookup
+        return "ngram" if self.model.source == DEMO and self.speculator in ("small_model", "eagle") else "none"
 
     @property
     def told_names(self) -> str:
         """The speculator, and the one beside it, in words."""
-        return self.speculator if self.lookup == "none" else f"{self.speculator} and {self.lookup} lookup"
+        return self.speculator if self.looks_up == "none" else f"{self.speculator} and {self.looks_up} lookup"
 
     @model_validator(mode="after")
     def _lookup_beside_a_model(self) -> DraftConfig:
-        if self.lookup != "none" and self.speculator in (NO_SPECULATOR, "ngram", "suffix"):
+        if self.lookup in ("ngram", "suffix") and self.speculator in (NO_SPECULATOR, "ngram", "suffix"):
             raise ValueError(
                 f"lookup {self.lookup} goes beside a draft model, and speculator {self.speculator} has none; set "
                 f"speculator to {self.lookup} and leave lookup out"

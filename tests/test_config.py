@@ -134,3 +134,22 @@ def test_a_wrong_key_is_not_shown(wrong) -> None:
 def test_a_server_without_keys_is_open_only_beyond_loopback(server, open_) -> None:
     """That is what the launcher warns of."""
     assert parse({"server": server}).server.open_to_others is open_
+
+
+@pytest.mark.parametrize(
+    ("draft", "looked_up"),
+    [
+        ({}, "ngram"),
+        ({"speculator": "eagle"}, "ngram"),
+        ({"lookup": "none"}, "none"),
+        ({"lookup": "suffix"}, "suffix"),
+        ({"model": {"source": "/models/mine"}}, "none"),
+        ({"speculator": "suffix"}, "none"),
+        ({"speculator": "none"}, "none"),
+    ],
+    ids=str,
+)
+def test_lookup_goes_beside_the_demos_drafts_unless_told_otherwise(draft: dict, looked_up: str) -> None:
+    settings = parse({"draft": draft}).draft
+    assert settings.looks_up == looked_up
+    assert ("lookup" in settings.told_names) == (looked_up != "none")

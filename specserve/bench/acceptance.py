@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specserve.bench.compare import chat_prompts
 from specserve.bench.prompts import CHATS
 from specserve.bench.report import Row
-from specserve.config import Config
+from specserve.config import Config, override, parse
 from specserve.errors import ConfigError
 from specserve.local import LocalEngine
 from specserve.types import Request, RequestId, RuleName, Sampling
@@ -68,7 +68,7 @@ def measure(config: Config, options: Options, progress: Progress) -> list[Row]:
     rules = options.rules or tuple(name for name in known if name != "synthetic")
     if unknown := set(rules) - set(known):
         raise ConfigError(f"no rule called {sorted(unknown)}; there are: {', '.join(known)}")
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"depth": options.depth})})
+    config = parse(override(config.model_dump(), {"engine.depth": options.depth, "draft.lookup": "none"}))
     with LocalEngine(config, progress=progress) as engine:
         prompts = chat_prompts(engine.tokenizer, options.prompts)
         rows = []

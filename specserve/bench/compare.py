@@ -243,8 +243,9 @@ def _through_ray(config: Config, options: Options, progress: Progress) -> Iterat
         asked = [name for name in options.speculators if name in drafting.guessers_of(served.draft)]
         drafted = [depth for depth in options.depths if depth > 0]
         cases: list[Case] = []
-        for speculator in dict.fromkeys([served.draft.speculator, *asked]):
-            source = None if speculator == served.draft.speculator else speculator
+        own = served.draft.told_names
+        for speculator in dict.fromkeys([own, *asked]):
+            source = None if speculator == own else speculator
             system = Http(base_url, served.served_name, speculator, source=source)
             stack.callback(system.close)
             cases += _cases(system, drafted if source else options.depths, options.concurrency)

@@ -45,7 +45,7 @@ def measure(config: Config, options: Options, progress: Progress) -> list[Row]:
     options.check()
     rows = []
     for speculator in options.speculators:
-        changes = {"draft.speculator": speculator, "engine.depth": options.depth}
+        changes = {"draft.speculator": speculator, "draft.lookup": "none", "engine.depth": options.depth}
         with LocalEngine(parse(override(config.model_dump(), changes)), progress=progress) as engine:
             for temperature in options.temperatures:
                 for kind in options.kinds:

@@ -125,7 +125,7 @@ class Local:
     version: str | None = __version__
 
     def __init__(self, engine: LocalEngine) -> None:
-        self.mode = engine.config.draft.speculator
+        self.mode = engine.config.draft.told_names
         self._engine = engine
         self._numbers = itertools.count()
 

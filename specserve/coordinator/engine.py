@@ -122,7 +122,7 @@ class Engine:
         vocab = target.vocab_size
         self._draft_by(NoDrafts() if guesser is None else GuesserDrafts(Guarded(guesser, vocab)))
         own = {name: Guarded(each, vocab) for name, each in (guessers or {}).items()}
-        lookup = LookupWorth(config.draft.lookup) if config.draft.lookup in own else None
+        lookup = LookupWorth(config.draft.looks_up) if config.draft.looks_up in own else None
         self._own_drafts = OwnDrafts(own, config.draft.speculator, self._slots, lookup)
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
