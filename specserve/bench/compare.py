@@ -258,10 +258,13 @@ def _measure(cases: Sequence[Case], prompts: Prompts, options: Options, progress
     outcomes: dict[int, list[Outcome]] = {index: [] for index in range(len(cases))}
     for number in range(options.passes):
         for index, case in enumerate(cases):
-            progress(
+            told = (
                 f"pass {number + 1} of {options.passes}: {case.system.name} {_mode(case)}, {case.concurrency} at a time"
             )
-            outcomes[index].append(case.system.run(prompts, options.max_tokens, case.depth or 0, case.concurrency))
+            progress(told)
+            outcome = case.system.run(prompts, options.max_tokens, case.depth or 0, case.concurrency)
+            progress(f"{told}: {outcome.tokens_per_s:.1f} tokens/s")  # a run of many engines may be cut short
+            outcomes[index].append(outcome)
     return [Measured(case, outcomes[index]) for index, case in enumerate(cases)]
 
 
