@@ -127,9 +127,11 @@ class RefcountPool:
 
     def give_back(self, places: Ids) -> None:
         """`free` for many distinct ids, int64 [n]. Raises PoolError if one is not held, or named twice."""
+        named = places.tolist()
+        known = not named or 0 <= min(named) <= max(named) < self.capacity
+        if not known or len(set(named)) < len(named) or not self._count_array[places].all():
+            raise PoolError(f"{self._what}s {named} given back, which are not all held, and named once")
         left = self._count_array[places] - 1
-        if len(places) and (left.min() < 0 or len(set(places.tolist())) < len(places)):
-            raise PoolError(f"{self._what}s {places.tolist()} given back, which are not all held, and named once")
         self._count_array[places] = left
         self._free.frombytes(places[left == 0].tobytes())
 

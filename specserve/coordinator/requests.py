@@ -181,6 +181,7 @@ class RequestState:
         if before.generated_tokens:
             self.first_token_s = self.arrived_s + before.first_token_s
             self.target_lost = len(self.tokens) - 1
+            self.cached_prompt = before.cached_tokens
         self.rounds, self.drafted, self.kept = before.rounds, before.drafted_tokens, before.kept_tokens
         self.histogram = list(before.histogram)
         self.accepted_prediction = before.accepted_prediction_tokens

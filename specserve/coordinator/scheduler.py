@@ -87,13 +87,14 @@ class Scheduler:
         """The rows of the next round, their blocks allocated; may preempt the youngest to make room."""
         rows: list[TargetRow] = []
         decoding = [state for state in self.running if state.decoding]
+        reading = len(decoding) < len(self.running)  # now: making room for a decoding one may end that one's turn
         share = self._depth_share(len(decoding))
         for state in decoding:
             if state.stage is Stage.RUNNING:
                 depth = self._depth_of(state)
                 fitting = min(share, depth) if self._shape is None else self._shape.within(depth, share)
                 self._add_decode(rows, state, fitting)
-        if len(decoding) < len(self.running):
+        if reading:
             self._add_prompts(rows)
         return [row for row in rows if row.state.stage is Stage.RUNNING]
 

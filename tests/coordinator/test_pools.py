@@ -198,9 +198,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.free(places) == released
         self.free += released
 
-    @rule(places=st.lists(st.integers(0, 11), max_size=12))
+    @rule(places=st.lists(st.integers(-1, 12), max_size=12))
     def give_an_array_back(self, places):
-        if len(set(places)) < len(places) or not all(self.counts[place] for place in places):
+        if len(set(places)) < len(places) or not all(0 <= place < 12 and self.counts[place] for place in places):
             with pytest.raises(PoolError):
                 self.pool.give_back(np.array(places, dtype=np.int64))
             return

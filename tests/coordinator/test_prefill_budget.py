@@ -6,6 +6,7 @@ import pytest
 from harness import Pipeline
 from toy_workers import ToyVerifier, reference
 
+from specserve.transport import Arrived
 from specserve.transport.messages import Verify
 
 
@@ -68,3 +69,33 @@ def test_prompts_have_the_whole_batch_while_nobody_waits_for_them():
     pipeline.submit("r", list(range(40)), 1)
     pipeline.settle()
     assert pipeline.verifier.worker.rounds[0] == (40, 0)
+
+
+def test_a_prompt_goes_on_in_the_round_whose_last_answer_had_to_give_way():
+    """Where drafts take nothing, an answer that finds no block gives its own: the round is then the older prompt's,
+    whose rest nobody else would ask for. The engine is called when something came, and at no other time."""
+    pipeline = Pipeline(
+        blocks=12, draft=False, end=10**6, context=48, prefill_chunk=8, prefill_budget=1, prefix_cache=False, depth=0
+    )
+    older, younger = list(range(40)), [0]
+    pipeline.submit("older", older, 4)
+    pipeline.submit("younger", younger, 40)
+    pipeline.engine.advance()
+    came = True
+    while came:
+        answers = [each for message in _taken(pipeline) for each in pipeline.verifier.worker.handle(message)]
+        for answer in answers:
+            pipeline.engine.receive(Arrived("target", 0, answer))
+        came = bool(answers)
+        if came:
+            pipeline.engine.advance()
+    pipeline.engine.flush()
+    assert pipeline.idle()
+    assert pipeline.tokens("older") == reference(older, 4)
+    assert pipeline.tokens("younger") == reference(younger, 40)
+
+
+def _taken(pipeline):
+    held = list(pipeline.verifier.held)
+    pipeline.verifier.held.clear()
+    return held

@@ -129,3 +129,19 @@ def test_behind_a_new_coordinator_what_was_answered_from_counts(answered):
     pipeline.settle()
     assert pipeline.tokens("a") == whole[answered:]
     assert counted(pipeline) == (len(prompt) + answered - 1 if answered else 0)
+
+
+def test_behind_a_new_coordinator_cached_tokens_of_the_prompt_are_what_they_were():
+    """What is found of prompt and answer when the request goes on is more than its prompt may have."""
+    prompt, whole = [1, 2, 3, 4, 5], reference([1, 2, 3, 4, 5], 30)
+    pipeline = Pipeline(depth=0, end=1000)
+    pipeline.submit("first", prompt, max_tokens=20)
+    pipeline.settle()
+    request = Request(
+        RequestId("a"), tuple(prompt), 30, Sampling(temperature=0), answer=tuple(whole[:17]), ignore_eos=True
+    )
+    before = RequestStats(5, 17, 17, 0, 0, (), 0.0, 0.1, 0.5, cached_tokens=4)
+    pipeline.engine.submit(request, "me", before)
+    pipeline.settle()
+    assert pipeline.tokens("a") == whole[17:]
+    assert pipeline.last("a").stats.cached_tokens == 4
