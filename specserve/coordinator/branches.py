@@ -241,11 +241,9 @@ class AheadPlan:
         if not count:
             return
         # As unsigned numbers, negative ones are too large as well.
-        try:
-            longest = self._lookup.longest[push.branches.astype(np.uint32)]
-        except IndexError:
-            raise ProtocolError(f"push {push.step} of plan {push.plan} names branches that were not planned") from None
-        if (columns.astype(np.uint64) > longest).any():
+        if push.branches.astype(np.uint64).max() >= len(self.branches):
+            raise ProtocolError(f"push {push.step} of plan {push.plan} names branches that were not planned")
+        if (columns.astype(np.uint64) > self._lookup.longest[push.branches]).any():
             raise ProtocolError(f"push {push.step} of plan {push.plan} has chains longer than their leases")
         if push.tokens.astype(np.uint64).max() >= vocab_size:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has tokens outside the vocabulary")

@@ -188,6 +188,7 @@ def ints(*values):
     [
         {"branches": ints(-1), "places": ints(-1), "tokens": ints(1)},
         {"branches": ints(99), "places": ints(-1), "tokens": ints(1)},
+        {"branches": np.array([1 << 32]), "places": ints(-1), "tokens": ints(1)},  # of a worker that counts wider
         {"branches": ints(0), "places": ints(-2), "tokens": ints(1)},
         {"branches": ints(0), "places": ints(9), "tokens": ints(1)},
         {"branches": ints(0), "places": ints(-1), "tokens": ints(-1)},
