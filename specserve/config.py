@@ -358,6 +358,9 @@ class ServerConfig(Section):
     )
     max_tools: int = Field(128, ge=1, description="tools in one request")
     max_logprobs: int = Field(20, ge=0, le=20, description="alternatives beside each token")
+    sampling_defaults: Literal["model", "openai"] = Field(
+        "model", description="what holds where a request says nothing: the model's generation_config.json, or plain 1.0"
+    )
     default_max_tokens: int = Field(16, ge=1, description="answer length of /v1/completions when none is asked for")
     max_n: int = Field(128, ge=1, description="answers to one prompt in one request")
     request_timeout_s: float = Field(600.0, gt=0, description="longest time for an answer; a request may ask for less")

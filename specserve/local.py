@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from specserve import __version__, drafting
+from specserve import __version__, drafting, model_sampling
 from specserve import config as configs
 from specserve.config import Config
 from specserve.coordinator.drafts import Guesser
@@ -80,6 +80,8 @@ class Parts:
     draft: WorkerInfo | None
     guesser: Guesser | None
     tokenizer: Tokenizer
+    sampling: Sampling = field(default_factory=Sampling)
+    """What holds where a request that came over HTTP says nothing."""
 
 
 def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None) -> Parts:
@@ -103,7 +105,9 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
         draft_worker, draft = draft_workers.build(config)
         progress(f"draft on {draft.device}: {_memory_plan.line(draft.memory, draft.quantization)}")
         check(folder, draft_folder, target.vocab_size, draft.vocab_size)
-    return Parts(verifier, target, draft_worker, draft, drafting.guesser_of(config.draft), Tokenizer.load(folder))
+    usual = model_sampling.read(folder, config.server.sampling_defaults)
+    guesser = drafting.guesser_of(config.draft)
+    return Parts(verifier, target, draft_worker, draft, guesser, Tokenizer.load(folder), usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ class LocalEngine:
             speculator=self.config.draft.speculator,
             rules=parts.target.rules,
             sources=drafting.sources_of(self.config.draft, self.config.engine.depth),
+            sampling=parts.sampling,
         )
 
     def _deliver(self, _owner: str, deltas: tuple[Delta, ...]) -> None:

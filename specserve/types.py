@@ -213,6 +213,7 @@ class ModelCard:
     """What a client may know of the served model.
 
     rules are those that a request may ask for, each with whether it is lossless; sources the speculators likewise.
+    sampling holds where a request says nothing.
     """
 
     name: str
@@ -223,6 +224,7 @@ class ModelCard:
     speculator: SourceName
     rules: Mapping[RuleName, bool] = field(default_factory=dict)
     sources: tuple[SourceName, ...] = ()
+    sampling: Sampling = Sampling()
 
 
 @dataclass(frozen=True, slots=True)

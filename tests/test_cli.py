@@ -158,6 +158,13 @@ def test_set_takes_dotted_names(capsys) -> None:
         assert told in err
 
 
+@pytest.mark.parametrize(("typo", "meant"), [("--dept", "--depth"), ("--speculater=ngram", "--speculator")])
+def test_a_mistyped_flag_is_answered_with_the_one_that_was_meant(capsys, typo, meant) -> None:
+    """One like nothing is only refused."""
+    assert f"{typo}; did you mean {meant}?" in said(capsys, "check", typo)[2]
+    assert "did you mean" not in said(capsys, "check", "--zzz")[2]
+
+
 @pytest.mark.parametrize("flag", ["--dept", "--specul"])
 def test_a_part_of_a_flags_name_is_refused(capsys, flag) -> None:
     """It would be taken for the whole name, and a typo would go unnoticed."""

@@ -1,4 +1,4 @@
-"""What a wrong configuration is told, and the table of settings in the README."""
+"""What a wrong configuration is told, and the table of settings in the docs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from specserve.config import Config, client_key, keyed, override, parse, setting_names, unkeyed
 from specserve.errors import ConfigError
 
-README = Path(__file__).parents[1] / "README.md"
+SETTINGS = Path(__file__).parents[1] / "docs" / "settings.md"
 
 
 def at(tree, dotted):
@@ -74,9 +74,9 @@ def test_setting_names_are_all_leaves_of_the_tree() -> None:
     assert list(setting_names()) == list(leaves(tree))
 
 
-def test_the_readme_table_of_settings_is_true() -> None:
+def test_the_table_of_settings_is_true() -> None:
     """Each row's name is a setting, and its default is the one in the code."""
-    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]*)` \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]*)` \|", SETTINGS.read_text(encoding="utf-8"), re.MULTILINE)
     tree = Config().model_dump(mode="json")
     assert len(rows) >= 20
     assert {name: yaml.safe_load(default) for name, default in rows} == {name: at(tree, name) for name, _ in rows}

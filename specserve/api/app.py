@@ -279,7 +279,8 @@ def _model(card: ModelCard) -> dict[str, Any]:
 
 def _fingerprint(config: Config) -> str:
     """Changes whenever anything changes that may change a seeded answer: version, models, speculator, rule, depth."""
-    parts = config.model_dump_json(include={"target", "draft", "engine"})
+    told: dict[str, Any] = {"target": True, "draft": True, "engine": True, "server": {"sampling_defaults"}}
+    parts = config.model_dump_json(include=told)
     return "fp_" + hashlib.sha256(f"{_version()} {parts}".encode()).hexdigest()[:12]
 
 

@@ -139,7 +139,7 @@ def to_request(
         id=RequestId(request_id),
         prompt=tuple(prompt),
         max_tokens=max_tokens,
-        sampling=_sampling(body, card.vocab_size, bad_words),
+        sampling=_sampling(body, card, bad_words),
         seed=body.seed if body.seed is not None else seed,
         stop=_stops(body.stop, config),
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -218,17 +218,19 @@ def _room(prompt: int, asked: int | None, context: int, prompt_field: str) -> in
     return context - prompt if asked is None else min(asked, context - prompt)
 
 
-def _sampling(body: Generation, vocab_size: int, bad_words: tuple[tuple[int, ...], ...]) -> Sampling:
-    allowed = body.allowed_token_ids
+def _sampling(body: Generation, card: ModelCard, bad_words: tuple[tuple[int, ...], ...]) -> Sampling:
+    allowed, usual = body.allowed_token_ids, card.sampling
     return Sampling(
-        temperature=1.0 if body.temperature is None else float(body.temperature),
-        top_p=1.0 if body.top_p is None else float(body.top_p),
-        top_k=max(0, body.top_k or 0),
-        min_p=float(body.min_p or 0),
-        repetition_penalty=1.0 if body.repetition_penalty is None else float(body.repetition_penalty),
+        temperature=usual.temperature if body.temperature is None else float(body.temperature),
+        top_p=usual.top_p if body.top_p is None else float(body.top_p),
+        top_k=usual.top_k if body.top_k is None else max(0, body.top_k),
+        min_p=usual.min_p if body.min_p is None else float(body.min_p),
+        repetition_penalty=(
+            usual.repetition_penalty if body.repetition_penalty is None else float(body.repetition_penalty)
+        ),
         presence_penalty=float(body.presence_penalty or 0),
         frequency_penalty=float(body.frequency_penalty or 0),
-        logit_bias=tuple(_bias(item, vocab_size) for item in (body.logit_bias or {}).items()),
+        logit_bias=tuple(_bias(item, card.vocab_size) for item in (body.logit_bias or {}).items()),
         min_tokens=body.min_tokens or 0,
         bad_words=bad_words,
         allowed_token_ids=None if allowed is None else tuple(allowed),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from specserve import __version__
@@ -47,8 +48,14 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
         return found, unknown
+
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """The flag that the first unknown one is most like, as a question; nothing where there is none."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        like = get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+        return f"; did you mean {like[0]}?" if like else ""
 
 
 def _parser() -> argparse.ArgumentParser:

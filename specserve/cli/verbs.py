@@ -62,10 +62,12 @@ def _add_chat(places: Places) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    config = configs.keyed(runnable_config(arguments), os.environ)
+    print("loading Python packages", file=sys.stderr, flush=True)  # Ray and torch may take 20 s to import
+
     from specserve import logs
     from specserve.cluster.launch import serve_until_stopped
 
-    config = configs.keyed(runnable_config(arguments), os.environ)
     logs.configure(config.log_format)
     serve_until_stopped(config, ray_address=arguments.ray_address)
     return 0

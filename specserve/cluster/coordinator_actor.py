@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from specserve import __version__, drafting, logs
+from specserve import __version__, drafting, logs, model_sampling
 from specserve import config as configs
 from specserve.cluster.actors import node_address
 from specserve.cluster.ingress_line import IngressLine, Welcome
@@ -32,7 +32,7 @@ from specserve.timeline import chrome_trace
 from specserve.tracing import tracer_of
 from specserve.transport import Channel, PeerLost
 from specserve.transport.socket import Address, Endpoint, SocketMailbox
-from specserve.types import Delta, Failure, Health, ModelCard, WorkerInfo
+from specserve.types import Delta, Failure, Health, ModelCard, Sampling, WorkerInfo
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class CoordinatorActor:
         self._engine_name = ""
         self._loop: Loop | None = None
         self._card: ModelCard | None = None
+        self._sampling = Sampling()
         self._stopping = False
 
     def accept(self, role: str, life: int) -> Address | None:
@@ -137,6 +138,9 @@ class CoordinatorActor:
 
     def _make_engine(self, target: Joined, draft: Joined | None) -> Engine:
         folder = prepare(self._config.target, log.info, role="target")
+        self._sampling = model_sampling.read(folder, self._config.server.sampling_defaults)
+        if told := model_sampling.described(self._sampling):
+            log.info("requests that say nothing of it get %s, as the model's %s has it", told, model_sampling.FILE)
         if draft is not None:
             draft_folder = prepare(self._config.draft_model, log.info, role="draft")
             vocabulary.check(folder, draft_folder, target.info.vocab_size, draft.info.vocab_size)
@@ -170,6 +174,7 @@ class CoordinatorActor:
             speculator=self._config.draft.speculator,
             rules=target.rules,
             sources=drafting.sources_of(self._config.draft, self._config.engine.depth),
+            sampling=self._sampling,
         )
 
     def _channel(self, role: str, joined: Joined) -> Channel:

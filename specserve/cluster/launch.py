@@ -352,6 +352,7 @@ def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
     for line in (
         f"specserve serves {config.served_name} on {scheme}://{shown}:{port}/v1  (stop with Ctrl-C)",
         f"drafts: {config.draft.told_names}, {config.engine.told_depth}, rule {config.engine.rule}",
+        f"a page to watch it and to chat: {scheme}://{shown}:{port}/",
         f"curl {scheme}://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         *([] if logs is None else [f"logs, while it runs: {logs}"]),
     ):

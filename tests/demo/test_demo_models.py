@@ -9,13 +9,14 @@ import pytest
 import torch
 from tiny_models import tiny_llama
 
-from specserve import demo
+from specserve import demo, model_sampling
 from specserve.config import ModelConfig, parse
 from specserve.demo import smollm2
 from specserve.distill.small import SmallStudent
 from specserve.errors import ConfigError
 from specserve.local import LocalEngine
 from specserve.models import RaggedBatch, loading, paged_transformers, trained_draft, vocabulary
+from specserve.types import Sampling
 
 PROMPTS = ["What is the capital of Italy?", "Write a haiku about autumn.", "Count from one to ten."]
 NEW_TOKENS = 24
@@ -104,6 +105,7 @@ def test_the_target_folder_speaks_the_instruct_format(target_folder, tokenizer):
     assert tokenizer.eos_token == "<|im_end|>"
     assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_token_id
     assert "quantization_config" not in config
+    assert model_sampling.read(target_folder, "model") == Sampling(temperature=0.2, top_p=0.9)
 
 
 @pytest.mark.demo
