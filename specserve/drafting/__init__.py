@@ -262,4 +262,8 @@ def _kind(config: DraftConfig) -> Kind | None:
         raise ConfigError(
             f"{name!r} is no speculator: it needs a KIND of {' or '.join(kinds)}, and a function {' and '.join(parts)}"
         )
+    if kind == "guesser" and config.lookup not in ("auto", "none"):
+        raise ConfigError(
+            f"draft.lookup {config.lookup} goes beside a draft model, and speculator {name!r} has none; leave lookup out"
+        )
     return cast(Kind, kind)

@@ -130,3 +130,11 @@ def test_a_path_is_looked_at_without_drafts_too(target: Path) -> None:
     """A misspelt path is refused when the configuration is read, not when depth is raised one day."""
     with pytest.raises(ConfigError, match="is not there"):
         drafting.has_worker(config(target, "somebodys.guessers.Missing", depth=0).draft)
+
+
+@pytest.mark.parametrize("speculator", ["prediction", "somebodys.guessers.Cycle"])
+def test_lookup_goes_beside_models_only(speculator) -> None:
+    """Another guesser would leave it unused, and nobody would be told."""
+    draft = parse({"draft": {"speculator": speculator, "lookup": "ngram"}}).draft
+    with pytest.raises(ConfigError, match="leave lookup out"):
+        drafting.has_worker(draft)
