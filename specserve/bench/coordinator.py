@@ -24,7 +24,7 @@ from specserve.bench.report import Row
 from specserve.config import parse
 from specserve.coordinator.engine import Engine
 from specserve.errors import ConfigError
-from specserve.long_lived import made_to_last
+from specserve.long_lived import leave_alone
 from specserve.metrics import EngineMetrics
 from specserve.text import Tokenizer
 from specserve.tracing import Tracer
@@ -91,8 +91,7 @@ class Options:
 def measure(options: Options, progress: Progress) -> list[Row]:
     """One row for each mode, temperature and batch, with the straight line through the batches. Raises ConfigError."""
     options.check()
-    with made_to_last():  # as in a process that serves: what was imported is not looked through again
-        pass
+    leave_alone()  # as a process that serves does with what it imported
     return [
         row
         for mode, temperature in product(options.modes, options.temperature)
