@@ -264,6 +264,6 @@ def _kind(config: DraftConfig) -> Kind | None:
         )
     if kind == "guesser" and config.lookup not in ("auto", "none"):
         raise ConfigError(
-            f"draft.lookup {config.lookup} goes beside a draft model, which speculator {name!r} has not; leave lookup out"
+            f"draft.lookup {config.lookup} goes beside a draft model, and {name!r} is none; leave lookup out"
         )
     return cast(Kind, kind)
