@@ -31,13 +31,19 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_heads.few_words(tmp_path_factory.mktemp("target"), WORDS, layers=3)
 
 
-def config(target: Path, head: Path, speculator: str = "eagle", vocabulary: str = "same", **engine):
+def config(
+    target: Path, head: Path, speculator: str = "eagle", vocabulary: str = "same", lookup: str = "none", **engine
+):
     model = {"device": "cpu", "kv_blocks": 512, "context_length": 64}
     limits = {"depth": 3, "block_tokens": 4, "max_requests": 64, "max_batch_tokens": 512, "queue_limit": 4096}
     return parse(
         {
             "target": {"source": str(target), **model},
-            "draft": {"speculator": speculator, "model": {"source": str(head), **model, "vocabulary": vocabulary}},
+            "draft": {
+                "speculator": speculator,
+                "lookup": lookup,
+                "model": {"source": str(head), **model, "vocabulary": vocabulary},
+            },
             "engine": limits | engine,
         }
     )
@@ -115,6 +121,52 @@ def test_heads_ahead_of_verdicts_keep_the_targets_law(
     assert p_value(found, law, count) > 1e-3
     (kept,) = re.findall(r"^specserve_spec_decode_num_accepted_tokens_total\S* (\S+)", told, re.MULTILINE)
     assert float(kept) > count / 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "lookup", "outcomes", "count"),
+    [
+        ("eagle", "ngram", 0, 2_500),
+        *(
+            pytest.param(kind, lookup, outcomes, 20_000, marks=pytest.mark.full)
+            for kind in HEADS
+            for lookup in ("ngram", "suffix")
+            for outcomes in (0, 16)
+        ),
+    ],
+)
+def test_lookup_beside_heads_keeps_the_targets_law(
+    target: Path, tmp_path: Path, kind: str, lookup: str, outcomes: int, count: int
+):
+    """Which of both drafts is decided by lengths and averages, never by what would be drawn."""
+    law = joint_law(AutoModelForCausalLM.from_pretrained(target).eval())
+    chosen = config(target, HEADS[kind](tmp_path / "draft"), lookup=lookup, outcomes=outcomes)
+    parts = load_parts(chosen)
+    with LocalEngine(chosen, parts=draft_first(parts) if outcomes else parts) as running:
+        found = sample(running, count, depth=3)
+        assert running.levels().slots_held == 0
+    assert p_value(found, law, count) > 1e-3
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_lookup_beside_heads_changes_no_text(target: Path, tmp_path: Path, kind: str) -> None:
+    """Chains, ahead and not, and trees; both sources drafted."""
+    head = HEADS[kind](tmp_path / "head")
+    prompts = [[0, 1, 2] * 6, [2, 2, 1, 0] * 4, [1]]
+    shapes = ({"outcomes": 0}, {"outcomes": 16}, {"tree": [2, 2, 1]}, {"tree": "dynamic", "tree_nodes": 6})
+    with LocalEngine(config(target, head, depth=0, rule="coupled")) as running:
+        wanted = {temperature: text_of(running, prompts, temperature) for temperature in (0.0, 1.0)}
+    told = ""
+    for shape in shapes:
+        with LocalEngine(config(target, head, lookup="ngram", rule="coupled", **shape)) as running:
+            for temperature, texts in wanted.items():
+                assert text_of(running, prompts, temperature) == texts
+            told += running.metrics_text()
+            running._loop.call(running._engine.check).result()
+    counts = re.findall(
+        r'^specserve_spec_decode_source_draft_tokens_total\S*source="(\w+)"\S* (\S+)', told, re.MULTILINE
+    )
+    assert {source for source, count in counts if float(count) > 0} == {"ngram", "eagle"}
 
 
 def text_of(running: LocalEngine, prompts, temperature: float) -> list[tuple[int, ...]]:
