@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from specserve.drafting import Branch, Grown, Trunk
-from specserve.drafting._chains import Chain, Picker, allowed, likeliest, next_of
+from specserve.drafting._chains import Chain, Picker, allowed, chances_of, likeliest, next_of
+from specserve.drafting._kernels import foresee
 from specserve.drafting.workspace import Workspace
 from specserve.models._stretches import Stretch
 from specserve.sampling import host
@@ -132,23 +133,36 @@ class AheadGrowth:
         nothing = np.empty(0, dtype=np.int64)
         ends = [Chain(trunk.profile, trunk.base, nothing, trunk.shared_noise, list(trunk.chain)) for trunk in trunks]
         logits = allowed(logits if len(rows) == len(logits) else logits[rows], ends, self._vocab_size)
-        width = self._workspace.ranks
-        _, ids = likeliest(logits[:, : self._vocab_size], width)
-        ranked = ids.tolist()
-        raced = [at for at, trunk in enumerate(trunks) if trunk.shared_noise]
-        if raced:
-            # With shared noise it is the race that the target will run which says what it will draw.
-            for at, order in zip(raced, self._raced([ends[at] for at in raced], logits[raced], width), strict=True):
-                ranked[at] = order
+        ranked = self._ranked(ends, logits)
         return {trunk: [token for token in order if token >= 0] for trunk, order in zip(behind, ranked, strict=True)}
 
-    def _raced(self, ends: Sequence[Chain], logits: torch.Tensor, width: int) -> list[list[int]]:
+    def _ranked(self, ends: Sequence[Chain], logits: torch.Tensor) -> list[list[int]]:
+        """Ids for each chain's next token, from logits [m, V], −1 where none is left.
+
+        With shared noise it is the race that the target will run which says what it will draw.
+        """
+        raced = [at for at, end in enumerate(ends) if end.shared_noise]
+        if len(raced) == len(ends):
+            return self._raced(ends, logits)
+        _, ids = likeliest(logits[:, : self._vocab_size], self._workspace.ranks)
+        ranked: list[list[int]] = ids.tolist()
+        if raced:
+            for at, order in zip(raced, self._raced([ends[at] for at in raced], logits[raced]), strict=True):
+                ranked[at] = order
+        return ranked
+
+    def _raced(self, ends: Sequence[Chain], logits: torch.Tensor) -> list[list[int]]:
+        width, chances = self._workspace.ranks, chances_of(ends)
+        found = None if chances is None else foresee(logits, self._vocab_size, chances, width)
+        ranking = self._raced_in_tensors(ends, logits, width) if found is None else found
+        ranked: list[list[int]] = ranking.tolist()
+        return ranked
+
+    def _raced_in_tensors(self, ends: Sequence[Chain], logits: torch.Tensor, width: int) -> Array:
         settings = Settings.of([chain.profile for chain in ends])
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         keys = token_keys(settings.seeds, torch.tensor([chain.first for chain in ends]), settings.branches)
-        (ranking,) = host.read(race_ranking(dist, host.send(keys, dist.device), width))
-        ranked: list[list[int]] = ranking.tolist()
-        return ranked
+        return host.read(race_ranking(dist, host.send(keys, dist.device), width))[0]
 
 
 def _feed_of_trunk(trunk: Trunk) -> Stretch:

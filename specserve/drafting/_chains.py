@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 
 import numpy as np
 import torch
 
 from specserve.drafting import Job
+from specserve.drafting._kernels import Chances
 from specserve.drafting.workspace import Workspace
 from specserve.errors import SpecserveError
 from specserve.models._stretches import Stretch
-from specserve.sampling import blocks, host
+from specserve.sampling import _kernels, blocks, host
 from specserve.sampling.constraint import Constraint, restrict
 from specserve.sampling.dists import process
 from specserve.sampling.noise import Purpose, token_keys, uniform
@@ -71,18 +73,25 @@ class Picker:
         self._ranked = workspace.ranks
         profiles = [chain.profile for chain in chains]
         self._free = all(profile.processors is None and profile.constraint is None for profile in profiles)
-        self._chance = _Chance.of(chains) if any(profile.temperature > 0 for profile in profiles) else None
+        self._all_greedy = all(profile.temperature == 0 for profile in profiles)
+        self._chances = None if self._all_greedy else chances_of(chains)
+
+    @cached_property
+    def _chance(self) -> _Chance:
+        """What decides tokens where there is no kernel that works it out."""
+        return _Chance.of(self._chains)
 
     def pick(self, rows: list[int], logits: torch.Tensor) -> None:
         """Append one token to each of the chains `rows` from logits [m, V], which may be changed."""
         chains = [self._chains[row] for row in rows]
         if not self._free:
             logits = allowed(logits, chains, self._vocab_size)
-        slots = np.array([chain.slots[len(chain.tokens)] for chain in chains])
-        if self._chance is None:
+        if self._all_greedy:
+            slots = np.array([chain.slots[len(chain.tokens)] for chain in chains])
             tokens, highest = self._greedy(slots, logits[:, : self._vocab_size])
         else:
-            tokens, highest = self._by_chance(rows, slots, logits)
+            found = self._at_once(rows, chains, logits)
+            tokens, highest = self._by_chance(rows, chains, logits) if found is None else found
         for chain, token, value in zip(chains, tokens, highest, strict=True):
             # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
             chain.healthy += chain.healthy == len(chain.tokens) and isfinite(value)
@@ -100,10 +109,23 @@ class Picker:
         # Where nothing is finite the chain ends, and any id stands in.
         return (blocks.argmax(logits) if tied else ids[:, 0].clip(0)).tolist(), values[:, 0].tolist()
 
-    def _by_chance(self, rows: list[int], slots: Array, logits: torch.Tensor) -> tuple[list[int], list[float]]:
+    def _at_once(
+        self, rows: list[int], chains: Sequence[Chain], logits: torch.Tensor
+    ) -> tuple[list[int], list[float]] | None:
+        """As `_by_chance`, in one call; None where it takes several."""
+        if self._chances is None:
+            return None
+        places = [len(chain.tokens) for chain in chains]
+        tokens = [(row, at, chain.slots[at]) for row, at, chain in zip(rows, places, chains, strict=True)]
+        return self._workspace.pick(logits, self._vocab_size, self._chances, np.array(tokens, dtype=np.int64))
+
+    def _by_chance(
+        self, rows: list[int], chains: Sequence[Chain], logits: torch.Tensor
+    ) -> tuple[list[int], list[float]]:
         """The drawn ids and the largest logits; all that the host has to know of a step is read at once."""
-        assert self._chance is not None
-        chance = self._chance.take(rows, [len(self._chains[row].tokens) for row in rows])
+        places = [len(chain.tokens) for chain in chains]
+        slots = np.array([chain.slots[at] for chain, at in zip(chains, places, strict=True)])
+        chance = self._chance.take(rows, places)
         largest = logits[:, : self._vocab_size].amax(-1)
         drawn, rankings = self._draw(chance, slots, logits)
         tokens, highest, *ranked = host.read(drawn, largest, *(ids for _, ids in rankings))
@@ -148,6 +170,11 @@ class Picker:
         return rankings
 
 
+def chances_of(chains: Sequence[Chain]) -> Chances | None:
+    """What decides the tokens of these chains, for kernels; None where these do not know how."""
+    return Chances.of([(chain.profile, chain.first, chain.shared_noise) for chain in chains])
+
+
 @dataclass(frozen=True, slots=True)
 class _Chance:
     """What decides tokens where not all are greedy: of n chains, or of one token of each of n.
@@ -187,7 +214,7 @@ class _Chance:
 def likeliest(logits: torch.Tensor, count: int) -> tuple[Array, Array]:
     """The largest logits of each row [m, V] and their ids int64, [m, min(count, V)] each, on the host, best first.
 
-    An id is −1 where fewer are allowed at all. Equals stand in any order; a NaN is larger than any number.
+    An id is −1 where fewer are allowed at all. Equals stand in any order; where there is a NaN, it is the first value.
     """
     values, ids = host.read(*_largest(logits, count))
     return values, ids
@@ -195,7 +222,11 @@ def likeliest(logits: torch.Tensor, count: int) -> tuple[Array, Array]:
 
 def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """`likeliest`, where the logits are."""
-    values, ids = logits.topk(min(count, logits.shape[1]), -1)
+    width = min(count, logits.shape[1])
+    found = _kernels.likeliest(logits, width)
+    if found is not None:
+        return found
+    values, ids = logits.topk(width, -1)
     return values, ids.masked_fill_(~(values > -torch.inf), -1)
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from specserve import native
+from specserve.drafting import _kernels
+from specserve.drafting._kernels import Chances
 from specserve.errors import ProtocolError
 from specserve.sampling import host, wire
 from specserve.sampling.dists import draw
@@ -47,6 +49,12 @@ class DistStore(Protocol):
         """
         ...
 
+    def pick(
+        self, logits: torch.Tensor, vocab_size: int, chances: Chances, tokens: Array, ranked: Array
+    ) -> tuple[list[int], list[float]] | None:
+        """See `Workspace.pick`; ranked int64 [slots, ranks] takes what else was likely. None where it cannot be had."""
+        ...
+
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots, one row each."""
         ...
@@ -79,9 +87,17 @@ class SparseDists:
 
     def likeliest(self, slots: torch.Tensor, count: int, keys: torch.Tensor | None) -> torch.Tensor:
         """The first ids by what is kept there, or by their race."""
-        ids, probs = self._ids[slots], self._probs[slots]
-        scores = probs.double() if keys is None else race_scores(ids, wire.normalise(probs), keys)
-        return first_ids(ids.long(), scores, count)
+        ids, probs = self._ids[slots].long(), self._probs[slots]
+        if keys is not None:
+            return first_ids(ids, race_scores(ids, wire.normalise(probs), keys), count)
+        front = torch.where(probs > 0, ids, -1)[:, :count]  # they are kept likeliest first
+        return torch.nn.functional.pad(front, (0, count - front.shape[1]), value=-1)
+
+    def pick(
+        self, logits: torch.Tensor, vocab_size: int, chances: Chances, tokens: Array, ranked: Array
+    ) -> tuple[list[int], list[float]] | None:
+        """Where logits and slots are on a CPU, in one call."""
+        return _kernels.pick(logits, vocab_size, chances, tokens, (self._ids, self._probs, ranked))
 
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
@@ -117,6 +133,13 @@ class DenseDists:
             return race_ranking(dist, keys, count)
         ids = torch.arange(dist.shape[1], device=dist.device).expand(len(dist), -1)
         return first_ids(ids, dist, count)
+
+    def pick(
+        self, logits: torch.Tensor, vocab_size: int, chances: Chances, tokens: Array, ranked: Array
+    ) -> tuple[list[int], list[float]] | None:
+        """There is no kernel that keeps whole dists."""
+        del logits, vocab_size, chances, tokens, ranked
+        return None
 
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
@@ -177,6 +200,18 @@ class Workspace:
     def finishers(self, slots: Array, count: int, keys: torch.Tensor) -> torch.Tensor:
         """int64 [m, count]: the first ids of the kept dists' race under keys [m, 4], the winner first; −1 for none."""
         return self._dists.likeliest(self._checked(slots), count, host.send(keys, self._device))
+
+    def pick(
+        self, logits: torch.Tensor, vocab_size: int, chances: Chances, tokens: Array
+    ) -> tuple[list[int], list[float]] | None:
+        """Pick, keep and rank in one call, as `put`, `draw` or `race`, and `rank` do one after the other.
+
+        logits float32 [m, V], of which ids below vocab_size count. tokens int64 [m, 3]: which chain of `chances` each
+        row is about, which of its tokens, and that one's slot, no slot twice. Returns the m ids and the rows' largest
+        logits, NaN where there is one; None where there is no kernel for that. Raises ProtocolError likewise.
+        """
+        self._check(tokens[:, 2])
+        return self._dists.pick(logits, vocab_size, chances, tokens, self._ranked)
 
     def rank(self, slots: Array, ids: Array) -> None:
         """Keep int64 [m, ranks], or as many as there are, beside slots [m]: what else was likely at their tokens."""

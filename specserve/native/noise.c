@@ -1,22 +1,13 @@
 /* Counter-based noise, for many counters in one call. */
 #include "noise.h"
 
-#define ROUNDS 10
-
 /* Philox4x32-10. words [6, n]: four words of counters, then two of keys, each in 64 bits of which the lower 32 count;
  * into [4, n], 32 bits in 64. */
 void specserve_philox(const uint64_t *words, int64_t n, uint64_t *into) {
     for (int64_t i = 0; i < n; i++) {
-        uint32_t x[4], key[2] = {(uint32_t)words[4 * n + i], (uint32_t)words[5 * n + i]};
+        uint32_t x[4];
         for (int w = 0; w < 4; w++) x[w] = (uint32_t)words[w * n + i];
-        for (int round = 0; round < ROUNDS; round++) {
-            uint64_t left = 0xD2511F53ull * x[0], right = 0xCD9E8D57ull * x[2];
-            uint32_t next[4] = {(uint32_t)(right >> 32) ^ x[1] ^ key[0], (uint32_t)right,
-                                (uint32_t)(left >> 32) ^ x[3] ^ key[1], (uint32_t)left};
-            for (int w = 0; w < 4; w++) x[w] = next[w];
-            key[0] += 0x9E3779B9u;
-            key[1] += 0xBB67AE85u;
-        }
+        philox(x, (uint32_t)words[4 * n + i], (uint32_t)words[5 * n + i]);
         for (int w = 0; w < 4; w++) into[w * n + i] = x[w];
     }
 }

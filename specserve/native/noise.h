@@ -7,6 +7,19 @@
 
 #define RACE_BLOCK 64
 #define RACE_BLOCK_BITS 6
+#define PHILOX_ROUNDS 10
+
+/* Philox4x32-10 of a counter x under a key of two words, in place. */
+static inline void philox(uint32_t x[4], uint32_t low, uint32_t high) {
+    for (int round = 0; round < PHILOX_ROUNDS; round++) {
+        uint64_t left = 0xD2511F53ull * x[0], right = 0xCD9E8D57ull * x[2];
+        uint32_t next[4] = {(uint32_t)(right >> 32) ^ x[1] ^ low, (uint32_t)right,
+                            (uint32_t)(left >> 32) ^ x[3] ^ high, (uint32_t)left};
+        for (int w = 0; w < 4; w++) x[w] = next[w];
+        low += 0x9E3779B9u;
+        high += 0xBB67AE85u;
+    }
+}
 
 /* 31 random bits of a number under two words of a key: sampling.noise.token_words. */
 static inline uint32_t token_word(const uint32_t *key, uint32_t number) {

@@ -28,6 +28,10 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "race_scores": (*(_POINTER,) * 3, *(_COUNT,) * 2, _POINTER),
     "softmax": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
     "argmax": (_POINTER, *(_COUNT,) * 3, _POINTER, _THREADS),
+    "likeliest": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
+    "sparsify": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
+    "pick": (_POINTER, *(_COUNT,) * 3, *(_POINTER,) * 3, _COUNT, *(_POINTER,) * 2, _COUNT, *(_POINTER,) * 3, _THREADS),
+    "foresee": (_POINTER, *(_COUNT,) * 3, *(_POINTER,) * 2, _COUNT, _POINTER, _THREADS),
     "rejection": (*(_COUNT,) * 4, *(_POINTER,) * 8, _THREADS),
     "block": (*(_COUNT,) * 4, *(_POINTER,) * 8, _THREADS),
     "exact": (*(_COUNT,) * 3, *_CHAINS, *(_POINTER,) * 2, _THREADS),
@@ -76,14 +80,15 @@ def checked(status: int) -> None:
         raise MemoryError("no memory for the sums of a row")
 
 
-def _readable(rows: torch.Tensor) -> bool:
+def readable(rows: torch.Tensor) -> bool:
+    """Whether C can read these rows where they lie."""
     return rows.is_cpu and rows.stride(-1) == 1 and not rows.requires_grad
 
 
 def draw(weights: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """`dists.draw_where_possible`."""
     run = kernel("draw", weights.dtype)
-    if run is None or not _readable(weights):
+    if run is None or not readable(weights):
         return None
     count, width = weights.shape
     noise = packed(noise, torch.float64)
@@ -97,7 +102,7 @@ def draw(weights: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torc
 def race(dist: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
     """`race.race`."""
     run = kernel("race", dist.dtype)
-    if run is None or not _readable(dist):
+    if run is None or not readable(dist):
         return None
     count, width = dist.shape
     keys = packed(keys, torch.int32)
@@ -123,7 +128,7 @@ def race_scores(ids: torch.Tensor, probs: torch.Tensor, keys: torch.Tensor) -> t
 def softmax(logits: torch.Tensor, heat: npt.NDArray[np.float32], vocab_size: int) -> torch.Tensor | None:
     """softmax(logits / heat) of rows [m, V] over the first vocab_size ids; heat [m], of which 0 counts as 1."""
     run = kernel("softmax", logits.dtype)
-    if run is None or not _readable(logits):
+    if run is None or not readable(logits):
         return None
     count, width = logits.shape
     dist, heat = torch.empty(count, width), np.ascontiguousarray(heat)
@@ -135,11 +140,38 @@ def softmax(logits: torch.Tensor, heat: npt.NDArray[np.float32], vocab_size: int
 def argmax(rows: torch.Tensor) -> torch.Tensor | None:
     """`blocks.argmax`."""
     run = kernel("argmax", rows.dtype)
-    if run is None or not _readable(rows):
+    if run is None or not readable(rows):
         return None
     places = torch.empty(len(rows), dtype=torch.int64)
     run(rows.data_ptr(), rows.stride(0), *rows.shape, places.data_ptr(), threads_for(rows))
     return places
+
+
+def likeliest(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The largest values of rows [m, V] and their ids int64, [m, count] each, count <= V; the lower id first of equals.
+
+    An id of −inf is −1. A row that holds a NaN has NaN and −1 throughout.
+    """
+    run = kernel("likeliest", rows.dtype)
+    if run is None or not readable(rows):
+        return None
+    shape = len(rows), count
+    values, ids = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+    places = (values.data_ptr(), ids.data_ptr())
+    checked(run(rows.data_ptr(), rows.stride(0), *rows.shape, count, *places, threads_for(rows)))
+    return values, ids
+
+
+def sparsify(dist: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`wire.sparsify`."""
+    run = kernel("sparsify", dist.dtype)
+    if run is None or not readable(dist):
+        return None
+    shape = len(dist), k
+    ids, probs = torch.empty(shape, dtype=torch.int32), torch.empty(shape, dtype=torch.float16)
+    places = (ids.data_ptr(), probs.data_ptr())
+    checked(run(dist.data_ptr(), dist.stride(0), *dist.shape, k, *places, threads_for(dist)))
+    return ids, probs
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specserve.errors import ProtocolError
-from specserve.sampling import host
+from specserve.sampling import _kernels, host
 from specserve.transport.messages import Array, Dists, Hidden
 
 _ID_BYTES = 4
@@ -46,16 +46,39 @@ class Support:
 
 
 def sparsify(dist: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k likeliest entries of each row of dist [m, V]: ids int32 [m, k] and probs float16 [m, k].
+    """The k likeliest entries of each row of dist [m, V], likeliest first: ids int32 [m, k] and probs float16 [m, k].
 
-    Entries whose rounded probability is 0 are unused: id 0, probability 0. k above V pads.
+    Entries whose rounded probability is 0 are unused: id 0, probability 0. k above V pads. Of equals the lower id comes
+    first, and is kept; devices other than a CPU take them as they come.
     """
+    found = _kernels.sparsify(dist, k)
+    return _sparsify_in_tensors(dist, k) if found is None else found
+
+
+def _sparsify_in_tensors(dist: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     width = min(k, dist.shape[1])
     probs, ids = dist.topk(width, -1)
+    if dist.is_cpu:
+        probs, ids = _in_order(dist, probs, ids)
     rounded = probs.half()
     used = torch.where(rounded > 0, ids, 0).int()
     pad = (0, k - width)
     return torch.nn.functional.pad(used, pad), torch.nn.functional.pad(rounded, pad)
+
+
+def _in_order(dist: torch.Tensor, probs: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest entries [m, w] with the lower ids of equals, in that order; a whole row is sorted where it must be.
+
+    Equals that are kept and others that are not share the last entry's probability.
+    """
+    ids = ids.sort(-1).values
+    probs, order = torch.sort(dist.gather(1, ids), descending=True, stable=True)
+    ids = ids.gather(1, order)
+    last = probs[:, -1:]
+    cut = ((dist == last).sum(-1) > (probs == last).sum(-1)) & (last.half() > 0).squeeze(1)
+    for row in cut.nonzero().squeeze(1).tolist():
+        ids[row] = torch.sort(dist[row], descending=True, stable=True).indices[: ids.shape[1]]
+    return probs, ids
 
 
 def normalise(rounded: torch.Tensor) -> torch.Tensor:
