@@ -18,6 +18,11 @@ class TreeShape:
     width: int
     most_nodes: int
 
+    @property
+    def widest(self) -> int:
+        """The most children that one place has."""
+        return self.width if self.branching is None else max(self.branching)
+
     def nodes(self, levels: int) -> int:
         """The most nodes that a tree of so many levels has."""
         if self.branching is None:

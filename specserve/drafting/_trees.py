@@ -19,6 +19,7 @@ from specserve.drafting._chains import Chain, allowed, likeliest
 from specserve.drafting.workspace import Workspace
 from specserve.models import TokenTree
 from specserve.models._stretches import Stretch
+from specserve.sampling import host
 from specserve.sampling.blocks import largest
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.noise import Purpose, node_places, token_keys, uniform
@@ -148,11 +149,11 @@ class Growth:
             for each in places
         ]
         logits = allowed(logits, paths, self._vocab_size)
-        finite = largest(logits[:, : self._vocab_size]).isfinite().tolist()
+        best = _best(logits, self._shape.widest, self._vocab_size)
         dist = self._keep(places, logits)
-        places = self._allot(places, self._worths(growing, places, logits, dist), finite)
+        places = self._allot(places, self._worths(growing, places, logits, best, dist), best.sound)
         before = [len(tree.grown.tokens) for tree in growing]
-        self._add(places, logits)
+        self._add(places, best)
         for tree, first in zip(growing, before, strict=True):
             tree.next_level(range(first, len(tree.grown.tokens)), self._shape)
 
@@ -166,12 +167,17 @@ class Growth:
         return dist
 
     def _worths(
-        self, growing: Sequence[_Tree], places: Sequence[_Place], logits: torch.Tensor, dist: torch.Tensor | None
+        self,
+        growing: Sequence[_Tree],
+        places: Sequence[_Place],
+        logits: torch.Tensor,
+        best: _Best,
+        dist: torch.Tensor | None,
     ) -> list[Sequence[float]]:
         """What the first, second, … child of each place is worth; as many as it is to have."""
         if self._shape.branching is not None:
             return [[1.0] * self._shape.branching[each.tree.level] for each in places]
-        chances = self._chances(places, logits, dist)
+        chances = self._chances(places, logits, best, dist)
         worths = [
             [each.tree.worth_of(each.place) * chance for chance in row]
             for each, row in zip(places, chances.tolist(), strict=True)
@@ -183,7 +189,7 @@ class Growth:
             counts += shares(mine, left, tree.level + 1, tree.job.levels - tree.level - 1)
         return [row[:count] for row, count in zip(worths, counts, strict=True)]
 
-    def _chances(self, places: Sequence[_Place], logits: torch.Tensor, dist: torch.Tensor | None) -> torch.Tensor:
+    def _chances(self, places: Sequence[_Place], logits: torch.Tensor, best: _Best, dist: torch.Tensor | None) -> Array:
         """float32 [m, width]: how often the first, second, … child of each place seems to be what comes next.
 
         The likeliest tokens have their probabilities. A drawn one is kept as often as both models' dists overlap,
@@ -191,13 +197,16 @@ class Growth:
         that share of what the ones before it left.
         """
         width = min(self._shape.width, self._vocab_size)
-        plain = torch.softmax(logits[:, : self._vocab_size], -1).nan_to_num_().topk(width, -1).values
-        if dist is None:
-            return plain
-        overlap = dist.amax(-1, keepdim=True).sqrt()
-        drawn = overlap * (1 - overlap) ** torch.arange(width, device=dist.device)
+        chances = np.zeros((len(places), width), dtype=np.float32)
         greedy = _settings(places).temperature == 0
-        return torch.where(greedy.to(dist.device)[:, None], plain, drawn).nan_to_num_()
+        for rows in _index(greedy):
+            at = rows.numpy()
+            chances[at] = _probabilities(logits[rows], best.ids[at, :width], self._vocab_size)
+        if dist is not None:
+            for rows in _index(~greedy):
+                (overlap,) = host.read(largest(dist[rows])[:, None].sqrt())
+                chances[rows.numpy()] = overlap * (1 - overlap) ** np.arange(width)
+        return np.nan_to_num(chances)
 
     def _allot(
         self, places: Sequence[_Place], worths: Sequence[Sequence[float]], finite: Sequence[bool]
@@ -212,20 +221,19 @@ class Growth:
             ranks[id(each.tree)] = rank + len(mine)
         return allotted
 
-    def _add(self, places: Sequence[_Place], logits: torch.Tensor) -> None:
+    def _add(self, places: Sequence[_Place], best: _Best) -> None:
         width = max(len(each.worths) for each in places)
         if width:
-            for each, tokens in zip(places, self._pick(places, width, logits).tolist(), strict=True):
+            for each, tokens in zip(places, self._pick(places, width, best).tolist(), strict=True):
                 each.tree.add(each, tokens)
 
-    def _pick(self, places: Sequence[_Place], width: int, logits: torch.Tensor) -> torch.Tensor:
+    def _pick(self, places: Sequence[_Place], width: int, best: _Best) -> torch.Tensor:
         """int64 [m, width]: children of each place, in order; −1 where there are no more."""
         settings = _settings(places)
         greedy = settings.temperature == 0
         raced = torch.tensor([each.tree.job.shared_noise for each in places])
-        tokens = torch.full((len(places), width), -1, device=logits.device)
-        for rows in _index(greedy):
-            tokens[rows] = _best(logits[rows], width, self._vocab_size)
+        tokens = torch.full((len(places), width), -1)
+        tokens[:, : best.ids.shape[1]] = torch.from_numpy(best.ids[:, :width])
         if bool(greedy.all()):
             return tokens
         slots = _slots(places)
@@ -233,14 +241,14 @@ class Growth:
         positions = torch.tensor([each.tree.job.first for each in places]) + levels
         for rows in _index(~greedy & raced):
             keys = token_keys(settings.seeds[rows], positions[rows], settings.branches[rows])
-            tokens[rows] = self._workspace.finishers(slots[rows.numpy()], width, keys).to(tokens.device)
+            tokens[rows] = self._workspace.finishers(slots[rows.numpy()], width, keys).cpu()
         ranks = torch.tensor([each.rank for each in places])[:, None] + torch.arange(width)
         for rows in _index(~greedy & ~raced):
             seeds, branches = settings.seeds[rows, None], settings.branches[rows, None]
             noise = uniform(
                 seeds, Purpose.PROPOSE, positions[rows, None], branches, node_places(levels[rows, None], ranks[rows])
             )
-            tokens[rows] = self._workspace.draw_siblings(slots[rows.numpy()], noise).to(tokens.device)
+            tokens[rows] = self._workspace.draw_siblings(slots[rows.numpy()], noise).cpu()
         return tokens
 
 
@@ -264,14 +272,32 @@ def shares(worths: Sequence[Sequence[float]], left: int, seen: int, unseen: int)
     return counts
 
 
-def _best(logits: torch.Tensor, width: int, vocab_size: int) -> torch.Tensor:
-    """int64 [m, width]: the ids of the largest logits, the first one as a chain would pick it."""
-    first = greedy_choice(logits, vocab_size)[:, None]
-    if width == 1:
-        return first
-    rest = logits[:, :vocab_size].scatter(1, first, -torch.inf)
-    others = torch.from_numpy(likeliest(rest, width - 1)[1]).to(first.device)
-    return torch.nn.functional.pad(torch.cat([first, others], 1), (0, width - 1 - others.shape[1]), value=-1)
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """ids int64 [m, n]: those of the largest logits of each row, the first one as a chain would pick it, −1 where there
+    are no more. sound [m]: whether anything can follow, and nothing is NaN or infinitely likely.
+    """
+
+    ids: Array
+    sound: list[bool]
+
+
+def _best(logits: torch.Tensor, width: int, vocab_size: int) -> _Best:
+    """Of logits [m, V]."""
+    values, ids = likeliest(logits[:, :vocab_size], max(2, width))
+    if ids.shape[1] > 1:
+        for row in np.flatnonzero((values[:, 0] == values[:, 1]) & (ids[:, 0] >= 0)).tolist():
+            (first,) = host.read(greedy_choice(logits[row, None], vocab_size))
+            ids[row] = [first[0], *[each for each in ids[row] if each != first[0]]][: ids.shape[1]]
+    return _Best(ids, np.isfinite(values[:, 0]).tolist())
+
+
+def _probabilities(logits: torch.Tensor, ids: Array, vocab_size: int) -> Array:
+    """float32 [m, n]: those of ids [m, n] under the softmax of logits [m, V]; 0 for −1."""
+    ones, none = torch.ones(len(logits)), torch.zeros(len(logits), dtype=torch.int64)
+    dist = process(logits, ones, ones, none, vocab_size)
+    (found,) = host.read(dist.gather(1, torch.from_numpy(ids.clip(0)).to(dist.device)))
+    return np.where(ids < 0, 0, found)
 
 
 def _index(mask: torch.Tensor) -> list[torch.Tensor]:
