@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from math import inf
+from typing import TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric as Family
 
 from specserve.metrics.table import ALIASES, OTHER, Metric
 
-Series = tuple[str, tuple[tuple[str, str], ...]]
-"""A sample's name and its labels in order."""
+Labels = tuple[tuple[str, str], ...]
+"""Names and values of labels, in order."""
+
+Series = tuple[str, Labels]
+"""A sample's name and its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,55 +31,141 @@ class Snapshot:
     values: Mapping[Series, float]
 
 
+class Counter:
+    """What only ever rises."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Count so much more. Raises ValueError for less than nothing."""
+        if amount < 0:
+            raise ValueError(f"a counter cannot fall by {-amount}")
+        self.value += amount
+
+    def samples(self, name: str, labels: Labels) -> Iterable[tuple[Series, float]]:
+        """Its samples, named as in the text format."""
+        return (((name, labels), self.value),)
+
+
+class Gauge:
+    """A level."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def set(self, value: float) -> None:
+        """It stands here now."""
+        self.value = value
+
+    def inc(self, amount: float = 1.0) -> None:
+        """It stands so much higher, or lower."""
+        self.value += amount
+
+    def samples(self, name: str, labels: Labels) -> Iterable[tuple[Series, float]]:
+        """See `Counter`."""
+        return (((name, labels), self.value),)
+
+
+class Histogram:
+    """Values by size: how many were at most each bound, and the sum of all."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        """buckets are upper bounds, rising; one without bound comes behind them."""
+        self._bounds = (*buckets, inf)
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Take the same value in so many times."""
+        self._sum += value * times
+        self._counts[bisect_left(self._bounds, value)] += times
+
+    def samples(self, name: str, labels: Labels) -> Iterable[tuple[Series, float]]:
+        """See `Counter`."""
+        counts = [float(count) for count in accumulate(self._counts)]
+        for bound, count in zip(self._bounds, counts, strict=True):
+            yield (f"{name}_bucket", (*labels, ("le", "+Inf" if bound == inf else str(float(bound))))), count
+        yield (f"{name}_count", labels), counts[-1]
+        yield (f"{name}_sum", labels), self._sum
+
+
+_Kept: TypeAlias = Counter | Gauge | Histogram
+
+
 class Board:
-    """The metrics of one table in a registry of their own, with constant labels in front."""
+    """The metrics of one table, with constant labels in front.
+
+    One thread records, and snapshots may be taken by others. What is recorded is plain numbers: it happens dozens of
+    times in a round of the coordinator, and `prometheus_client` takes a lock and looks for exemplars each time.
+    """
 
     def __init__(self, table: Iterable[Metric], constant: Mapping[str, str]) -> None:
-        self._registry = CollectorRegistry()
-        self._constant = tuple(constant.values())
+        self._constant = tuple(constant.items())
         self._table = {metric.name: metric for metric in table}
-        self._families = {name: self._family(metric, tuple(constant)) for name, metric in self._table.items()}
-        self._series: dict[tuple[str, ...], Any] = {}
+        self._kept: dict[tuple[str, ...], _Kept] = {}  # by name and label values
         self._life = secrets.token_hex(8)
         self._number = 0
         for name, metric in self._table.items():
             for values in metric.from_the_start:
-                self.series(name, *values)
+                self._made(name, *values)
 
-    def series(self, name: str, *values: str) -> Any:
-        """The counter, gauge or histogram for label values, made at 0 when it is new."""
-        key = (name, *values)
-        found = self._series.get(key)
-        if found is None:
-            family, labels = self._families[name], (*self._constant, *values)
-            found = self._series[key] = family.labels(*labels) if labels else family
+    def counter(self, name: str, *values: str) -> Counter:
+        """The counter for label values, made at 0 when it is new."""
+        found = self._kept.get((name, *values)) or self._made(name, *values)
+        assert isinstance(found, Counter)
         return found
 
-    def listed(self, name: str, value: str) -> Any:
-        """The series of a one-label family; a value that is not in the table counts as "other"."""
+    def gauge(self, name: str, *values: str) -> Gauge:
+        """Likewise a gauge."""
+        found = self._kept.get((name, *values)) or self._made(name, *values)
+        assert isinstance(found, Gauge)
+        return found
+
+    def histogram(self, name: str, *values: str) -> Histogram:
+        """Likewise a histogram."""
+        found = self._kept.get((name, *values)) or self._made(name, *values)
+        assert isinstance(found, Histogram)
+        return found
+
+    def listed(self, name: str, value: str) -> Counter:
+        """The counter of a one-label family; a value that is not in the table counts as "other"."""
         known = next(iter(self._table[name].labels.values()))
-        return self.series(name, value if value in known else OTHER)
+        return self.counter(name, value if value in known else OTHER)
 
     def snapshot(self) -> Snapshot:
         """Every sample as it stands."""
         self._number += 1
         values: dict[Series, float] = {}
-        for family in self._registry.collect():
-            for sample in family.samples:
-                if not sample.name.endswith("_created"):  # they double the text, and nothing here reads them
-                    values[sample.name, tuple(sample.labels.items())] = sample.value
+        for (name, *own), kept in list(self._kept.items()):  # a copy: the recording thread may make new ones
+            labels = (*self._constant, *zip(self._table[name].labels, own, strict=True))
+            values.update(kept.samples(name, labels))
         return Snapshot(self._life, self._number, values)
 
     def render(self) -> str:
         """Prometheus text format 0.0.4 of this process alone."""
         return render(self.snapshot().values, self._table.values())
 
-    def _family(self, metric: Metric, constant: tuple[str, ...]) -> Any:
-        labels = (*constant, *metric.labels)
-        if metric.kind == "histogram":
-            return Histogram(metric.name, metric.help, labels, registry=self._registry, buckets=metric.buckets)
-        kind = Counter if metric.kind == "counter" else Gauge
-        return kind(metric.name, metric.help, labels, registry=self._registry)
+    def _made(self, name: str, *values: str) -> _Kept:
+        metric = self._table[name]
+        if len(values) != len(metric.labels):
+            raise ValueError(f"{name} has labels {', '.join(metric.labels)}, not {len(values)} of them")
+        kept: _Kept
+        match metric.kind:
+            case "counter":
+                kept = Counter()
+            case "gauge":
+                kept = Gauge()
+            case "histogram":
+                kept = Histogram(metric.buckets)
+        self._kept[name, *values] = kept
+        return kept
 
 
 def render(values: Mapping[Series, float], table: Iterable[Metric], *, aliases: bool = False) -> str:
@@ -104,12 +195,6 @@ def _shown(metric: Metric, name: str, by_name: Mapping[str, list[tuple[dict[str,
 def _as_engine_0(samples: Iterable[tuple[dict[str, str], float]]) -> list[tuple[dict[str, str], float]]:
     """The label `engine` numbers the engines of one server there; here is one."""
     return [({**labels, "engine": "0"}, value) for labels, value in samples]
-
-
-def observe(histogram: Histogram, value: float, times: int) -> None:
-    """Observe the same value so many times, at the cost of once. prometheus_client has no such call."""
-    histogram._sum.inc(value * times)
-    histogram._buckets[bisect_left(histogram._upper_bounds, value)].inc(times)
 
 
 class _Collected:

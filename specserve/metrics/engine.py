@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from specserve.config import Config, SloConfig
-from specserve.metrics.board import Board, Snapshot, observe
+from specserve.metrics.board import Board, Snapshot
 from specserve.metrics.history import History, Moment
 from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, OTHER, SOURCES, STEP_RESULTS
 from specserve.types import CacheStats, LostBy, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
@@ -49,7 +49,6 @@ class EngineMetrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._board = Board(ENGINE_METRICS, {"model_name": model_name})
-        self._gauges: dict[tuple[str, ...], float] = {}
         self._slo = SloConfig() if slo is None else slo
         self._clock = clock
         self._told_s = clock()
@@ -336,23 +335,18 @@ class EngineMetrics:
         self._add("specserve_spec_decode_num_accepted_tokens_per_pos_total", kept, str(position))
 
     def _set(self, name: str, value: float, *values: str) -> None:
-        gauge = name, *values
-        if self._gauges.get(gauge) != value:  # most stand where they stood a round before
-            self._gauges[gauge] = value
-            self._board.series(name, *values).set(value)
+        self._board.gauge(name, *values).set(value)
 
     def _add(self, name: str, amount: float, *values: str) -> None:
-        series = self._board.series(name, *values)
-        if amount:
-            series.inc(amount)
+        self._board.counter(name, *values).inc(amount)
 
     def _raise_to(self, name: str, total: float, *values: str) -> None:
-        series = self._board.series(name, *values)
-        series.inc(max(0.0, total - series._value.get()))
+        counter = self._board.counter(name, *values)
+        counter.inc(max(0.0, total - counter.value))
 
     def _observe(self, name: str, value: float, *values: str, times: int = 1) -> None:
         if times:
-            observe(self._board.series(name, *values), value, times)
+            self._board.histogram(name, *values).observe(value, times)
 
 
 def _version_of(package: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import prometheus_client
 import pytest
-from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from specserve.config import Config, SloConfig
 from specserve.metrics import ENGINE_METRICS, HTTP_METRICS, EngineMetrics, HttpMetrics
-from specserve.metrics.board import observe
+from specserve.metrics.board import Board, Histogram
+from specserve.metrics.table import Metric
 from specserve.types import AheadStats, PoolLevels, RequestStats, RoundStats, WorkerInfo
 
 ROUND = RoundStats(
@@ -264,14 +265,32 @@ def test_two_boards_do_not_share_anything() -> None:
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0, 1.5, 9.0])
 def test_many_observations_at_once_are_as_many_one_by_one(value) -> None:
     """Sum and buckets, also on a bucket's bound and beyond the last one."""
-    together, apart = (Histogram("h", "", registry=None, buckets=(0.5, 1.0, 2.0)) for _ in range(2))
-    observe(together, value, 3)
+    together, apart = (Histogram((0.5, 1.0, 2.0)) for _ in range(2))
+    together.observe(value, 3)
     for _ in range(3):
         apart.observe(value)
-    assert told(together) == told(apart)
+    assert list(together.samples("h", ())) == list(apart.samples("h", ()))
 
 
-def told(histogram: Histogram) -> list[tuple[str, dict[str, str], float]]:
-    """Its samples, but for the time at which it was made."""
-    samples = [sample for family in histogram.collect() for sample in family.samples]
-    return [(each.name, each.labels, each.value) for each in samples if not each.name.endswith("_created")]
+@pytest.mark.parametrize("metric", [each for each in ENGINE_METRICS if each.kind == "histogram"], ids=lambda m: m.name)
+def test_a_histogram_says_what_one_of_the_library_says(metric) -> None:
+    """Names, bounds as they are written, and what each bucket counts."""
+    theirs = prometheus_client.Histogram(metric.name, "", registry=None, buckets=metric.buckets)
+    ours = Histogram(metric.buckets)
+    for value in (0.0, *metric.buckets[::2], 0.7, 3.0, 2e7):
+        ours.observe(value)
+        theirs.observe(value)
+    told = [each for family in theirs.collect() for each in family.samples if not each.name.endswith("_created")]
+    expected = [((each.name, tuple(each.labels.items())), each.value) for each in told]
+    assert list(ours.samples(metric.name, ())) == expected
+
+
+def test_a_board_refuses_what_its_table_does_not_have() -> None:
+    """Counters do not fall, and a series has all of its labels."""
+    board = Board([Metric("a_total", "counter", "", {"kind": ("x",)})], {})
+    with pytest.raises(ValueError, match="fall"):
+        board.counter("a_total", "x").inc(-1)
+    with pytest.raises(ValueError, match="labels kind"):
+        board.counter("a_total")
+    with pytest.raises(KeyError):
+        board.counter("b_total")
