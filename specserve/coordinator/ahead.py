@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from specserve.coordinator.allotment import Bounds, allot
 from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.branches import AheadPlan, Trunk
@@ -147,7 +145,7 @@ class AheadDrafts(WorkerSource):
         due = [trunk for trunk in trunks if trunk.due]
         room = max(0, self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks))
         count = min(self._count(due, time_left), room // max(1, len(due)))
-        (steps,) = self._steps([len(due) * (1 + count)], time_left)
+        steps = self._steps(len(due) * (1 + count), time_left)
         bounds = Bounds(steps.in_all, self.link.context)
         # One token more than is offered: it tells what may follow the whole chain.
         wanted = [depth + 1 if (depth := self.link.policy.ahead(trunk.state)) else 0 for trunk in trunks]
@@ -219,13 +217,13 @@ class AheadDrafts(WorkerSource):
         """What the worker needs for the steps of a plan that it did not push yet."""
         return sum(self._step_cost.at(max(1, plan.rows(step))) or 0.0 for step in range(plan.pushed, plan.steps))
 
-    def _steps(self, rows: Sequence[int], left: _TimeLeft | None) -> list[_Steps]:
+    def _steps(self, rows: int, left: _TimeLeft | None) -> _Steps:
         """Forwards of so many rows that there is time for."""
         deepest = self.link.policy.depth + 2
-        costs = self._step_cost.seconds(np.maximum(np.array(rows, dtype=np.float64), 1.0))
-        if left is None or costs is None:
-            return [_Steps(deepest, deepest)] * len(rows)
-        return [_fitting(left, cost, deepest) for cost in costs.tolist()]
+        cost_s = self._step_cost.at(max(1, rows))
+        if left is None or cost_s is None:
+            return _Steps(deepest, deepest)
+        return _fitting(left, cost_s, deepest)
 
     def _count(self, due: Sequence[Trunk], left: _TimeLeft | None) -> int:
         """Outcomes per request: as configured, or what is expected to pay most at measured costs."""
@@ -235,11 +233,11 @@ class AheadDrafts(WorkerSource):
         if self._outcomes != "auto":
             return min(self._outcomes, len(outcomes))
         best, best_gain, hit = 1, 0.0, 0.0
-        steps = self._steps([len(due) * (2 + others) for others in range(len(outcomes))], left)
         unknown = not all(trunk.known for trunk in due)
         for count, probability in enumerate(outcomes.probabilities, 1):
             hit += probability
-            depth = min(steps[count - 1].in_time - unknown, self.link.policy.depth)
+            steps = self._steps(len(due) * (1 + count), left)
+            depth = min(steps.in_time - unknown, self.link.policy.depth)
             gain = hit * (1 + self._odds.expected_kept(depth))
             if gain > best_gain * 1.001:
                 best, best_gain = count, gain

@@ -138,9 +138,9 @@ class AheadPlan:
         # Column 0 of these is a branch's guess, column 1 its first drafted token.
         shape = len(depths), 1 + max(depths, default=0)
         self._tokens = np.full(shape, _NONE, dtype=np.int32)
-        self._dist_push = np.full(shape, _NONE, dtype=np.int32)
-        self._dist_row = np.empty(shape, dtype=np.int32)  # where a push is named
+        self._dist_rows = np.full(shape, _NONE, dtype=np.int32)  # counted over all pushes
         self._pushed: list[Dists] = []
+        self._pushed_rows = 0
         self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
 
     @cached_property
@@ -229,9 +229,10 @@ class AheadPlan:
             if count < len(columns):
                 drafted = columns.nonzero()[0]
                 at = push.branches[drafted], columns[drafted]
-            self._dist_push[at] = len(self._pushed)
-            self._dist_row[at] = np.arange(count)
+            end = self._pushed_rows + count
+            self._dist_rows[at] = np.arange(self._pushed_rows, end)
             self._pushed.append(push.dists)
+            self._pushed_rows = end
         return True
 
     def _check(self, push: PushAhead, columns: Array, drafted: int, vocab_size: int) -> None:
@@ -240,12 +241,12 @@ class AheadPlan:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has columns of unequal length")
         if not count:
             return
-        # As unsigned numbers, negative ones are too large as well.
-        if push.branches.astype(np.uint64).max() >= len(self.branches):
+        # As unsigned numbers, negative ones are too large as well. Counting is what numpy does soonest.
+        if np.count_nonzero(push.branches.astype(np.uint64) >= len(self.branches)):
             raise ProtocolError(f"push {push.step} of plan {push.plan} names branches that were not planned")
-        if (columns.astype(np.uint64) > self._lookup.longest[push.branches]).any():
+        if np.count_nonzero(columns.astype(np.uint64) > self._lookup.longest.take(push.branches)):
             raise ProtocolError(f"push {push.step} of plan {push.plan} has chains longer than their leases")
-        if push.tokens.astype(np.uint64).max() >= vocab_size:
+        if np.count_nonzero(push.tokens.astype(np.uint64) >= vocab_size):
             raise ProtocolError(f"push {push.step} of plan {push.plan} has tokens outside the vocabulary")
         dists = len(push.dists.rows)
         if dists not in (0, drafted) or (drafted and self._drawn not in (None, dists > 0)):
@@ -319,11 +320,14 @@ class AheadPlan:
         if not self._pushed:
             return None
         form, width, size = self._pushed[0].form, self._pushed[0].width, self._pushed[0].rows.shape[1]
-        pushes, rows = self._dist_push[branches, 1:].ravel(), self._dist_row[branches, 1:].ravel()
-        picked = np.empty((len(pushes), size), dtype=np.uint8)
-        for number, dists in enumerate(self._pushed):
-            mine = np.flatnonzero(pushes == number)
-            picked[mine] = dists.rows[rows[mine]]
+        wanted = self._dist_rows[branches, 1:].ravel()
+        picked = np.empty((len(wanted), size), dtype=np.uint8)
+        begin = 0
+        for dists in self._pushed:
+            end = begin + len(dists.rows)
+            here = ((wanted >= begin) & (wanted < end)).nonzero()[0]
+            picked[here] = dists.rows.take(wanted[here] - begin, axis=0)
+            begin = end
         return Dists(form, width, picked)
 
     def _adopt_table(self, state: RequestState, shared: int, begin: int, end: int) -> list[int]:

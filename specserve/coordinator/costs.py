@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -52,21 +53,20 @@ class _Size:
         self.size = 0.0
         self.seen = deque[float](maxlen=_KEPT)
         self.scale = 1.0
-        self.middle = 0.0
         self.at = 0
+        self._middle: float | None = None  # until it is asked for
 
     @property
     def seconds(self) -> float:
-        return self.middle * self.scale
+        if self._middle is None:
+            self._middle = median(self.seen)
+        return self._middle * self.scale
 
-    def observe(self, size: int, seconds: float, at: int) -> float:
-        """Returns how many times as long as before the size takes now; 1 while too little was known of it."""
-        before = self.seconds if len(self.seen) == _KEPT else None
+    def observe(self, size: int, seconds: float, at: int) -> None:
         self.size = size if not self.seen else self.size + _SIZE_WEIGHT * (size - self.size)
         self.seen.append(max(seconds, _NO_TIME_S) / self.scale)
-        self.middle = median(self.seen)
+        self._middle = None
         self.at = at
-        return 1.0 if before is None else self.seconds / before
 
 
 class Curve:
@@ -81,13 +81,22 @@ class Curve:
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
         self._count = 0
-        self._fit: tuple[FloatArray, FloatArray] | None = None
+        self._fit: tuple[list[float], list[float]] | None = None  # sizes and seconds
 
-    def observe(self, size: int, seconds: float) -> float:
-        """A step of this size, at least 1, took this long. Returns by what factor this changed what is known of it."""
+    def observe(self, size: int, seconds: float) -> None:
+        """A step of this size, at least 1, took this long."""
         self._count += 1
         self._fit = None
-        return self._sizes.setdefault(_bin(size), _Size()).observe(size, seconds, self._count)
+        key = _bin(size)
+        known = self._sizes.get(key)
+        if known is None:
+            known = self._sizes[key] = _Size()
+        known.observe(size, seconds, self._count)
+
+    def settled(self, size: int) -> float | None:
+        """Seconds of the steps of just this size; None while they are too few to say."""
+        known = self._sizes.get(_bin(size))
+        return known.seconds if known is not None and len(known.seen) == _KEPT else None
 
     def stretch(self, factor: float, but: int | None = None) -> None:
         """All sizes, but for one, take so many times as long as was known."""
@@ -104,8 +113,15 @@ class Curve:
 
     def at(self, size: int) -> float | None:
         """Seconds expected of one size; None before the first measurement."""
-        found = self.seconds(np.array([size], dtype=np.float64))
-        return None if found is None else float(found[0])
+        if not self._sizes:
+            return None
+        known, seconds = self._rising_fit()
+        above = bisect_right(known, size)
+        if above in (0, len(known)):
+            return seconds[max(0, above - 1)]
+        here = above - 1
+        slope = (seconds[above] - seconds[here]) / (known[above] - known[here])
+        return slope * (size - known[here]) + seconds[here]
 
     def seconds(self, sizes: FloatArray, origin: tuple[float, float] | None = None) -> FloatArray | None:
         """float64 [n] for float64 [n]: seconds expected of each size; None before the first measurement.
@@ -114,19 +130,19 @@ class Curve:
         """
         if not self._sizes:
             return None
-        if self._fit is None:
-            self._fit = self._fitted()
-        known, seconds = self._fit
+        known, seconds = self._rising_fit()
         if origin is not None and origin[0] < known[0]:
-            known, seconds = np.append(origin[0], known), np.append(origin[1], seconds)
+            known, seconds = [origin[0], *known], [origin[1], *seconds]
         return np.interp(sizes, known, seconds)
 
-    def _fitted(self) -> tuple[FloatArray, FloatArray]:
-        oldest = self._count - _FORGOTTEN
-        self._sizes = {key: each for key, each in self._sizes.items() if each.at > oldest}
-        points = [self._sizes[key] for key in sorted(self._sizes)]
-        rising = _rising([each.seconds for each in points], [len(each.seen) for each in points])
-        return np.array([each.size for each in points]), np.array(rising)
+    def _rising_fit(self) -> tuple[list[float], list[float]]:
+        if self._fit is None:
+            oldest = self._count - _FORGOTTEN
+            self._sizes = {key: each for key, each in self._sizes.items() if each.at > oldest}
+            points = [self._sizes[key] for key in sorted(self._sizes)]
+            rising = _rising([each.seconds for each in points], [len(each.seen) for each in points])
+            self._fit = [each.size for each in points], rising
+        return self._fit
 
 
 def _bin(size: int) -> int:
@@ -164,7 +180,10 @@ class RoundCosts:
 
     def observe(self, curve: Curve, size: int, seconds: float) -> None:
         """A round of the kind of one of the first three curves took this long."""
-        factor = curve.observe(size, seconds) ** _COMMON
+        before = curve.settled(size)
+        curve.observe(size, seconds)
+        after = curve.settled(size)
+        factor = 1.0 if before is None or after is None else (after / before) ** _COMMON
         if factor != 1.0:
             for each in (self.plain, self.bare, self.checked, self.draft_step):
                 each.stretch(factor, but=size if each is curve else None)
