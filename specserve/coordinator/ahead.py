@@ -148,7 +148,7 @@ class AheadDrafts(WorkerSource):
         steps = self._steps(len(due) * (1 + count), time_left)
         bounds = Bounds(steps.in_all, self.link.context)
         # One token more than is offered: it tells what may follow the whole chain.
-        wanted = [depth + 1 if (depth := self.link.policy.ahead(trunk.state)) else 0 for trunk in trunks]
+        wanted = [trunk.depth + 1 if trunk.due else 0 for trunk in trunks]
         branches = allot(trunks, wanted, self._odds, count, bounds, self.link.slots, self.link.blocks)
         self._late_s = 0.0
         plan = self._plan = AheadPlan(self._number, trunks, branches, now_s, self.link.slots, self.link.blocks)
@@ -183,18 +183,19 @@ class AheadDrafts(WorkerSource):
         state = row.state
         self.link.share(state, among)
         text = self._reach(row, among)
-        branching = row.due and text == row.start + row.feed and self.link.policy.ahead(state) > 0
-        chain = row.chain if branching and row.chain.slots else NOTHING
-        end = min(text + len(chain.tokens), self.link.context)
-        due = branching and end == text + len(chain.tokens)
+        depth = self.link.policy.ahead(state) if row.due and text == row.start + row.feed else 0
+        chain = row.chain if depth and row.chain.slots else NOTHING
+        whole = text + len(chain.tokens)
+        end = min(whole, self.link.context)
+        due = depth > 0 and end == whole
         start = max(min(state.draft_cached, end - 1), state.draft_origin) if due else state.draft_cached
         feed = min(end - start, budget)
         if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):
             return None
-        due = due and start + feed == end
-        behind = chain.next_slot if due and state.draft_cached >= end - 1 else None
-        base = min(text, start + feed)
-        return Trunk(state, row.epoch, base, start, feed, chain if due else NOTHING, due, next_slot=behind)
+        if not due or start + feed < end:
+            return Trunk(state, row.epoch, min(text, start + feed), start, feed, NOTHING, due=False)
+        behind = chain.next_slot if state.draft_cached >= end - 1 else None
+        return Trunk(state, row.epoch, text, start, feed, chain, due=True, depth=depth, next_slot=behind)
 
     def _reach(self, row: CheckedRow, among: Sequence[RequestState]) -> int:
         """How many committed tokens the draft covers, or can be fed now."""

@@ -32,7 +32,9 @@ class CheckedRow:
 
     def emitted(self, last: int, token: int) -> list[int]:
         """The tokens that a verdict of this last kept draft (−1: none), and this token after it, yields."""
-        return [*self.chain.path(last), token]
+        tokens = self.chain.path(last)
+        tokens.append(token)
+        return tokens
 
     def scored_prompt(self) -> tuple[int, ...]:
         """The prompt tokens whose scores come back with this row."""

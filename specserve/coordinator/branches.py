@@ -30,8 +30,9 @@ class Trunk:
     """One request's share of a plan: committed tokens and checked chain, fed from `start` on.
 
     base counts the committed tokens that take part. due: the feed reaches the end of the chain, so that branches may
-    leave it. text_start is where the worker's knowledge of the text ends. next_slot is the chain's, where it tells
-    what is likely behind all of it, so that nothing needs to be fed first, unless the worker did not get there.
+    leave it, to offer `depth` tokens each. text_start is where the worker's knowledge of the text ends. next_slot is
+    the chain's, where it tells what is likely behind all of it, so that nothing needs to be fed first, unless the
+    worker did not get there.
     """
 
     state: RequestState
@@ -44,6 +45,7 @@ class Trunk:
     text_start: int = 0
     gone: bool = False
     next_slot: int | None = None
+    depth: int = 0
 
     @property
     def known(self) -> bool:
@@ -133,10 +135,10 @@ class AheadPlan:
         depths: list[int] = branches.depths.tolist()
         self._leased_slots = slots.lease(sum(depths))
         self._leased_blocks = blocks.lease(sum(branches.own.tolist()))
-        self._slots_left = np.ones(len(self._leased_slots), dtype=np.bool_)  # not taken over by a request
-        self._blocks_left = np.ones(len(self._leased_blocks), dtype=np.bool_)
-        # Column 0 of these is a branch's guess, column 1 its first drafted token.
-        shape = len(depths), 1 + max(depths, default=0)
+        self._slots_left = bytearray(b"\1") * len(self._leased_slots)  # 0 for those that a request took over
+        self._blocks_left = bytearray(b"\1") * len(self._leased_blocks)
+        # Column 0 of these is a branch's guess, column 1 its first drafted token. The last one stays empty.
+        shape = len(depths), 2 + max(depths, default=0)
         self._tokens = np.full(shape, _NONE, dtype=np.int32)
         self._dist_rows = np.full(shape, _NONE, dtype=np.int32)  # counted over all pushes
         self._pushed: list[Dists] = []
@@ -253,9 +255,14 @@ class AheadPlan:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has {dists} dists for {drafted} drafted tokens")
 
     @property
+    def _deepest(self) -> int:
+        """Tokens that the deepest branch may have drafted."""
+        return self._tokens.shape[1] - 2
+
+    @property
     def slots_left(self) -> int:
         """Leased slots that no request took over."""
-        return int(self._slots_left.sum())
+        return self._slots_left.count(1)
 
     # ---- what comes true
 
@@ -293,20 +300,21 @@ class AheadPlan:
         A branch for which nothing came yet is not handed over.
         """
         branches = [branch for _, branch in true]
-        dists, width = self._dists_of(branches), self._tokens.shape[1] - 1
+        dists, width = self._dists_of(branches), self._deepest
         known = self._lookup
         columns = (self._tokens, known.slot_starts, known.block_starts, known.block_ends)
         rows = zip(true, *(column[branches].tolist() for column in columns), strict=True)
         tails: list[int] = []
         for place, ((index, branch), tokens, at, *own) in enumerate(rows):
-            length = (tokens.index(_NONE, 1) if _NONE in tokens[1:] else len(tokens)) - 1
+            length = tokens.index(_NONE, 1) - 1
             if length == 0:
                 continue
             trunk = self.trunks[index]
             state, end = trunk.state, trunk.base + known.kept[branch]
             coming = length < known.depths[branch]  # one more is on its way
-            slots = self._leased_slots[at : at + length + coming].tolist()
-            self._slots_left[at : at + length + coming] = False
+            taken = length + coming
+            slots = self._leased_slots[at : at + taken].tolist()
+            self._slots_left[at : at + taken] = bytes(taken)
             behind = slots.pop() if coming else None
             row = place * width
             drafted = tokens[1 : length + 1]
@@ -320,7 +328,7 @@ class AheadPlan:
         if not self._pushed:
             return None
         form, width, size = self._pushed[0].form, self._pushed[0].width, self._pushed[0].rows.shape[1]
-        wanted = self._dist_rows[branches, 1:].ravel()
+        wanted = self._dist_rows[branches, 1:-1].ravel()
         picked = np.empty((len(wanted), size), dtype=np.uint8)
         begin = 0
         for dists in self._pushed:
@@ -338,7 +346,7 @@ class AheadPlan:
         """
         tail = self._blocks.trim(state.draft_table, shared * self._blocks.block_tokens)
         state.draft_table.extend(self._leased_blocks[begin:end].tolist())
-        self._blocks_left[begin:end] = False
+        self._blocks_left[begin:end] = bytes(end - begin)
         return tail
 
     def leave(self, state: RequestState) -> None:
@@ -349,8 +357,8 @@ class AheadPlan:
 
     def release(self) -> None:
         """Give back all that no request took over."""
-        self._slots.give_back(self._leased_slots[self._slots_left])
-        self._blocks.give_back(self._leased_blocks[self._blocks_left])
+        self._slots.give_back(self._leased_slots[np.frombuffer(self._slots_left, dtype=np.bool_)])
+        self._blocks.give_back(self._leased_blocks[np.frombuffer(self._blocks_left, dtype=np.bool_)])
 
 
 def _rows_by_step(branches: Branches, trunks: int) -> list[int]:

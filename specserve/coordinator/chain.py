@@ -62,6 +62,10 @@ class Chain:
         """The tokens from the first one to number `last`; none for −1."""
         return self.tokens[: last + 1]
 
+    def length(self, last: int) -> int:
+        """How many tokens `path` has."""
+        return last + 1
+
     def reach(self, last: int) -> int:
         """How many tokens the longest path through number `last` has."""
         del last

@@ -66,7 +66,8 @@ class FixedDepth:
 
     def wanted(self, state: RequestState) -> int:
         """See `DepthPolicy`."""
-        return self.depth if state.request.depth is None else min(state.request.depth, self.depth)
+        asked = state.request.depth
+        return self.depth if asked is None else min(asked, self.depth)
 
     @cached_property
     def _context(self) -> int:
@@ -74,8 +75,9 @@ class FixedDepth:
 
     def of(self, state: RequestState) -> int:
         """As much as is wanted and can be used."""
-        longest = min(state.longest, self._context)
-        return max(0, min(self.wanted(state), longest - len(state.tokens) - 1))
+        wanted, longest = self.wanted(state), min(state.longest, self._context)
+        usable = longest - len(state.tokens) - 1
+        return wanted if wanted <= usable else max(0, usable)
 
     def ahead(self, state: RequestState) -> int:
         """What is wanted; the outcome that it is drafted for may leave less."""

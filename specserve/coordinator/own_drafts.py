@@ -73,7 +73,7 @@ class OwnDrafts:
         self._open: dict[int, dict[SourceName, LooksUp]] = {}
         self._lookup = lookup
         self._matched: dict[int, int] = {}  # by row, the length of the match that its chain followed
-        self._drafted: set[int] = set()  # rows that were left to the deployment's speculator
+        self._drafted: set[int] = set()  # rows that were left to the deployment's speculator, where one looks up, too
 
     def check(self, request: Request) -> None:
         """Raise InvalidField for a source that is not there, or that has nothing to draft from."""
@@ -93,7 +93,8 @@ class OwnDrafts:
         alone: there is nobody else who drafts.
         """
         left = [row for row in rows if not self._guess(row, alone)]
-        self._drafted = set() if alone else {row.state.row for row in left if row.depth}
+        if self._lookup is not None:
+            self._drafted = set() if alone else {row.state.row for row in left if row.depth}
         return left
 
     def _guess(self, row: TargetRow, alone: bool) -> bool:
@@ -102,9 +103,11 @@ class OwnDrafts:
         if state.guessed_by is not None and not state.chain.held:  # of a round without a verdict: nobody else's draft
             state.chain = NOTHING
         state.guessed_by = None
-        self._matched.pop(state.row, None)
-        named = state.request.source is not None
-        source = self._source(state.request)
+        if self._matched:
+            self._matched.pop(state.row, None)
+        request = state.request
+        named = request.source is not None
+        source = self._source(request) if named or request.prediction else None
         if source is None or row.depth == 0:
             return source is not None if named else self._look_up(row, alone)
         guess = self._opened(state, source).guess(state.row, row.depth + 1)
@@ -149,6 +152,8 @@ class OwnDrafts:
 
     def committed(self, commits: Sequence[Commit]) -> None:
         """These tokens were just appended to their requests."""
+        if not self._open and self._lookup is None:
+            return
         for commit in commits:
             row = commit.state.row
             for guesser in self._open.get(row, {}).values():

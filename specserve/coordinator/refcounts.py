@@ -1,8 +1,8 @@
 """A pool of numbered places with reference counts: the base of draft slots and of KV blocks.
 
 Ids are handed out last-freed-first. Every change is all or nothing: a call that cannot be done raises PoolError and
-leaves the pool as it was. A few ids go one by one (`alloc`, `retain`, `free`), thousands of them as an array (`lease`,
-`give_back`): as arrays the few cost four times more, and the many a twentieth. Both see the same memory.
+leaves the pool as it was. A few ids go one by one, many as an array: as arrays the few cost four times more, and the
+many a fraction. Both see the same memory. `lease` and `give_back` always take them as arrays.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import numpy.typing as npt
 from specserve.errors import PoolError
 
 Ids = npt.NDArray[np.int64]
+
+_MANY = 64
+"""From so many ids on they are counted as an array."""
 
 
 class RefcountPool:
@@ -93,6 +96,10 @@ class RefcountPool:
     def retain(self, places: Iterable[int]) -> None:
         """Add one reference to each id, once per mention. Raises PoolError if one is not held."""
         listed, counts = list(places), self._counts
+        many = self._many_held(listed)
+        if many is not None:
+            self._count_array[many] += 1
+            return
         for place in listed:
             if not 0 <= place < len(counts) or not counts[place]:
                 raise PoolError(f"{self._what} {place} is not held and cannot be retained")
@@ -105,6 +112,9 @@ class RefcountPool:
         Raises PoolError if an id would be freed more often than it is held.
         """
         listed = list(places)
+        many = self._many_held(listed)
+        if many is not None:
+            return self._free_many(many)
         counts, released = self._counts, []
         for done, place in enumerate(listed):
             left = counts[place] - 1 if 0 <= place < len(counts) else -1
@@ -114,6 +124,20 @@ class RefcountPool:
             counts[place] = left
             if not left:
                 released.append(place)
+        self._put_back(released)
+        return released
+
+    def _many_held(self, listed: Sequence[int]) -> Ids | None:
+        """These as an array, if they are many, all held and none named twice; what is amiss is found one by one."""
+        if len(listed) < _MANY or min(listed) < 0 or max(listed) >= self.capacity or len(set(listed)) < len(listed):
+            return None
+        ids = np.array(listed, dtype=np.int64)
+        return ids if self._count_array[ids].all() else None
+
+    def _free_many(self, ids: Ids) -> list[int]:
+        left = self._count_array[ids] - 1
+        self._count_array[ids] = left
+        released: list[int] = ids[left == 0].tolist()
         self._put_back(released)
         return released
 

@@ -40,7 +40,7 @@ class Round:
             raise ProtocolError(f"verdict for round {self.number} does not name the last kept node of each tree")
         kept = verdict.kept.tolist()
         for entry, last, count, token in zip(self.rows, lasts(verdict), kept, verdict.next.tolist(), strict=True):
-            if not -1 <= last < len(entry.chain.tokens) or len(entry.chain.path(last)) != count:
+            if not -1 <= last < len(entry.chain.tokens) or entry.chain.length(last) != count:
                 raise ProtocolError(f"{count} tokens kept up to number {last} of {len(entry.chain)} drafted ones")
             if entry.due and not 0 <= token < vocab_size:
                 raise ProtocolError(f"token {token} is outside the vocabulary of {vocab_size}")

@@ -63,6 +63,10 @@ class Tree(Chain):
             last = self.parents[last]
         return tokens[::-1]
 
+    def length(self, last: int) -> int:
+        """See `Chain`."""
+        return self.levels[last] + 1 if last >= 0 else 0
+
     def reach(self, last: int) -> int:
         """How many tokens the longest path through node `last` has."""
         below = {last}

@@ -157,6 +157,31 @@ def test_cover_is_all_or_nothing():
     assert pool.free_count == 0
 
 
+@pytest.mark.parametrize("spoil", [[], [299], [-1], [300], [50]], ids=["good", "twice", "negative", "beyond", "free"])
+@pytest.mark.parametrize("call", ["retain", "free"])
+def test_many_ids_are_counted_as_they_are_one_by_one(call, spoil) -> None:
+    """What comes back, in which order, what is refused, and what the pool holds then."""
+    together, apart = SlotPool(300), SlotPool(300)
+    held = together.alloc(200)
+    assert apart.alloc(200) == held
+    shared = held[::2]
+    together.retain(shared)
+    apart.retain(shared)
+    named = [*held[::-1], *spoil]
+
+    def one_by_one() -> list[int]:
+        return [place for each in named for place in getattr(apart, call)([each]) or ()]
+
+    if spoil in ([], [299]):
+        assert (getattr(together, call)(named) or []) == one_by_one()
+        assert [together.count(place) for place in range(300)] == [apart.count(place) for place in range(300)]
+        assert together.alloc(100) == apart.alloc(100)
+    else:
+        with pytest.raises(PoolError):
+            getattr(together, call)(named)
+        assert [together.count(place) for place in range(300)] == [apart.count(place) for place in range(300)]
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Random calls, possible and impossible ones, against a plain count of references and a plain stack."""
 
