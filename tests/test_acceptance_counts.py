@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.coordinator.commits import Commit, Tally, tallied
+from specserve.coordinator.commits import Commit, Tally, alike, tallied
 
 Verdicts = list[tuple[int, int]]
 """Drafted tokens offered and kept, row by row."""
 
 
 def counted(verdicts: Verdicts) -> Tally:
-    return tallied([Commit(None, [7] * (kept + 1), offered, kept, kept, [], offered) for offered, kept in verdicts])
+    commits = [Commit(None, [7] * (kept + 1), offered, kept, kept, [], offered) for offered, kept in verdicts]
+    return tallied(alike(commits))
 
 
 @pytest.mark.parametrize(

@@ -339,17 +339,18 @@ class AheadDrafts(WorkerSource):
         outcomes: list[tuple[int, int, int]] = []  # trunk, tokens kept, next token
         plan = self._plan
         for commit in commits:
-            state, kept = commit.state, len(commit.tokens) - 1
-            length = len(state.tokens)
-            slots += state.chain.held
+            state, tokens = commit.state, commit.tokens
+            chain, length, kept = state.chain, len(state.tokens), len(tokens) - 1
+            if chain is not NOTHING:
+                slots += chain.held
+                state.chain = NOTHING
             if commit.source is None:  # what others guessed says nothing of this draft
                 self._checked.append((commit.offered, kept))
-            state.chain = NOTHING
             if state.draft_cached >= length:
                 state.draft_cached = length - 1
             trunk = None if plan is None else plan.trunk_of(state, length - kept - 1)
             if trunk is not None:
-                outcomes.append((trunk, kept, commit.tokens[-1]))
+                outcomes.append((trunk, kept, tokens[-1]))
         self.link.slots.free(slots)
         if plan is not None and outcomes:
             self._adopt(plan, outcomes)

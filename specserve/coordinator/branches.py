@@ -191,10 +191,10 @@ class AheadPlan:
     def _copies(self, bases: Array, tables: Array, starts: Array) -> Array:
         """The trunk's block that is partly before each branch and partly beyond; −1 where they part at its end."""
         ends = bases[self.branches.trunks] + self.branches.kept
-        block, within = np.divmod(ends, self._blocks.block_tokens)
+        size = self._blocks.block_tokens
         copies = np.full(len(ends), _NONE, dtype=np.int32)
-        partly = within > 0
-        copies[partly] = tables[(starts[self.branches.trunks] + block)[partly]]
+        partly = (ends % size).nonzero()[0]
+        copies[partly] = tables[starts[self.branches.trunks[partly]] + ends[partly] // size]
         return copies
 
     # ---- what comes
@@ -357,8 +357,14 @@ class AheadPlan:
 
     def release(self) -> None:
         """Give back all that no request took over."""
-        self._slots.give_back(self._leased_slots[np.frombuffer(self._slots_left, dtype=np.bool_)])
-        self._blocks.give_back(self._leased_blocks[np.frombuffer(self._blocks_left, dtype=np.bool_)])
+        self._slots.free(_marked(self._leased_slots, self._slots_left))
+        self._blocks.free(_marked(self._leased_blocks, self._blocks_left))
+
+
+def _marked(ids: Array, marks: bytearray) -> list[int]:
+    """The ids whose mark is 1."""
+    marked: list[int] = ids[np.frombuffer(marks, dtype=np.bool_)].tolist()
+    return marked
 
 
 def _rows_by_step(branches: Branches, trunks: int) -> list[int]:

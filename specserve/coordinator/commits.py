@@ -94,12 +94,13 @@ class Verdicts:
     def stats(self) -> RoundStats:
         """The round in numbers."""
         sent = self.round.sent
-        made = tallied(self.commits)
+        made_alike = alike(self.commits)
+        made = tallied(made_alike)
         return RoundStats(
             rows=len(sent.rows),
             positions=len(sent.feeds) + len(sent.chains),
             prefill_tokens=len(sent.feeds) - int(sent.due.sum()),
-            sources=_by_source(self.commits),
+            sources=_by_source(made_alike),
             recomputed_tokens=sum([entry.again for entry in self.round.rows]),
             wall_s=self.now_s - self.round.began_s,
             draft_busy_s=self.draft_busy_s,
@@ -128,15 +129,23 @@ class Tally(NamedTuple):
     plain: int
 
 
-def tallied(commits: Sequence[Commit]) -> Tally:
-    """Count the drafts and tokens of these commits."""
+Alike = Mapping[tuple[str | None, int, int, int], int]
+"""How often a round made the same: by source, drafts offered and kept, and tokens."""
+
+
+def alike(commits: Sequence[Commit]) -> Alike:
+    """Count commits by what they made: a round has few different ones."""
+    return Counter([(each.source, each.offered, each.kept, len(each.tokens)) for each in commits])
+
+
+def tallied(alike: Alike) -> Tally:
+    """Count the drafts and tokens of a round's commits."""
     own = {"plain": 0, "bonus": 0, "correction": 0}
-    offers, keeps = Counter[int](), Counter[int]()
-    alike = Counter([(commit.offered, commit.kept, len(commit.tokens)) for commit in commits])
-    for (checked, confirmed, tokens), times in alike.items():
+    offers, keeps = dict[int, int](), dict[int, int]()
+    for (_, checked, confirmed, tokens), times in alike.items():
         own[_chosen(checked, confirmed)] += times * (tokens - confirmed)
-        offers[checked] += times
-        keeps[confirmed] += times
+        offers[checked] = offers.get(checked, 0) + times
+        keeps[confirmed] = keeps.get(confirmed, 0) + times
     offered, kept = _beyond(offers), _beyond(keeps)
     return Tally(offered, kept + (0,) * (len(offered) - len(kept)), own["correction"], own["bonus"], own["plain"])
 
@@ -148,22 +157,21 @@ def _chosen(offered: int, kept: int) -> Literal["plain", "bonus", "correction"]:
     return "bonus" if kept == offered else "correction"
 
 
-def _by_source(commits: Sequence[Commit]) -> Mapping[str | None, tuple[int, int]]:
+def _by_source(alike: Alike) -> Mapping[str | None, tuple[int, int]]:
     """Drafts offered and kept, by the request's own speculator that made them; None: the deployment's."""
     counts: dict[str | None, tuple[int, int]] = {}
-    alike = Counter([(commit.source, commit.offered, commit.kept) for commit in commits])
-    for (source, offered, kept), times in alike.items():
+    for (source, offered, kept, _), times in alike.items():
         if offered:
             before = counts.get(source, (0, 0))
             counts[source] = (before[0] + times * offered, before[1] + times * kept)
     return counts
 
 
-def _beyond(times: Counter[int]) -> tuple[int, ...]:
+def _beyond(times: Mapping[int, int]) -> tuple[int, ...]:
     """How many of these numbers, each there so many times, are larger than 0, 1, … up to the largest."""
-    larger = [times.total() - times[0]]
+    larger = [sum(times.values()) - times.get(0, 0)]
     for count in range(1, max(times, default=0)):
-        larger.append(larger[-1] - times[count])
+        larger.append(larger[-1] - times.get(count, 0))
     return tuple(larger) if larger[0] else ()
 
 

@@ -362,10 +362,10 @@ class Engine:
         if not rows:
             self._last_end_s = None
             return
-        alone = next((row for row in rows if row.state.alone), None)
-        if alone is not None:
-            alone.depth = 0
-            self._verify([alone])
+        alone = [row for row in rows if row.state.alone]
+        if alone:
+            alone[0].depth = 0
+            self._verify(alone[:1])
             return
         if self._drafts.begin(self._own_drafts.begin(rows, alone=not self._speculating)):
             self._planned = rows

@@ -2,7 +2,7 @@
 
 Ids are handed out last-freed-first. Every change is all or nothing: a call that cannot be done raises PoolError and
 leaves the pool as it was. A few ids go one by one, many as an array: as arrays the few cost four times more, and the
-many a fraction. Both see the same memory. `lease` and `give_back` always take them as arrays.
+many a fraction. Both see the same memory. `lease` gives an array.
 """
 
 from __future__ import annotations
@@ -148,16 +148,6 @@ class RefcountPool:
     def _take_back(self, places: Sequence[int]) -> None:
         for place in places:
             self._counts[place] += 1
-
-    def give_back(self, places: Ids) -> None:
-        """`free` for many distinct ids, int64 [n]. Raises PoolError if one is not held, or named twice."""
-        named = places.tolist()
-        known = not named or 0 <= min(named) <= max(named) < self.capacity
-        if not known or len(set(named)) < len(named) or not self._count_array[places].all():
-            raise PoolError(f"{self._what}s {named} given back, which are not all held, and named once")
-        left = self._count_array[places] - 1
-        self._count_array[places] = left
-        self._free.frombytes(places[left == 0].tobytes())
 
     def check(self) -> None:
         """Prove that every id is free or held, never both, never neither. Raises PoolError."""

@@ -196,11 +196,13 @@ def fit(
     planned: list[Made] = []
     taken: set[int] = set()
     among = [row.state for row in rows]
-    for row in sorted(rows, key=lambda row: -promise(row.state)):
-        made = plan(row, budget, taken, among) if follows(row.state) else None
+    promises = [-promise(state) for state in among]
+    for place in sorted(range(len(rows)), key=promises.__getitem__):
+        state = among[place]
+        made = plan(rows[place], budget, taken, among) if follows(state) else None
         if made is not None:
             planned.append(made)
-            taken.add(made.state.row)
+            taken.add(state.row)
             budget -= made.feed
     return planned
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -222,17 +221,6 @@ class PoolMachine(RuleBasedStateMachine):
         released = [p for i, p in enumerate(places) if not self.counts[p] and p not in places[i + 1 :]]
         assert self.pool.free(places) == released
         self.free += released
-
-    @rule(places=st.lists(st.integers(-1, 12), max_size=12))
-    def give_an_array_back(self, places):
-        if len(set(places)) < len(places) or not all(0 <= place < 12 and self.counts[place] for place in places):
-            with pytest.raises(PoolError):
-                self.pool.give_back(np.array(places, dtype=np.int64))
-            return
-        self.pool.give_back(np.array(places, dtype=np.int64))
-        for place in places:
-            self.counts[place] -= 1
-        self.free += [place for place in places if not self.counts[place]]
 
     @invariant()
     def counts_and_stack_agree(self):
