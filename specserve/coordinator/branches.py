@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -142,7 +142,6 @@ class AheadPlan:
         self._tokens = np.full(shape, _NONE, dtype=np.int32)
         self._dist_rows = np.full(shape, _NONE, dtype=np.int32)  # counted over all pushes
         self._pushed: list[Dists] = []
-        self._pushed_rows = 0
         self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
 
     @cached_property
@@ -231,10 +230,9 @@ class AheadPlan:
             if count < len(columns):
                 drafted = columns.nonzero()[0]
                 at = push.branches[drafted], columns[drafted]
-            end = self._pushed_rows + count
-            self._dist_rows[at] = np.arange(self._pushed_rows, end)
+            first = sum([len(dists.rows) for dists in self._pushed])
+            self._dist_rows[at] = np.arange(first, first + count)
             self._pushed.append(push.dists)
-            self._pushed_rows = end
         return True
 
     def _check(self, push: PushAhead, columns: Array, drafted: int, vocab_size: int) -> None:
@@ -330,12 +328,12 @@ class AheadPlan:
         form, width, size = self._pushed[0].form, self._pushed[0].width, self._pushed[0].rows.shape[1]
         wanted = self._dist_rows[branches, 1:-1].ravel()
         picked = np.empty((len(wanted), size), dtype=np.uint8)
-        begin = 0
-        for dists in self._pushed:
-            end = begin + len(dists.rows)
-            here = ((wanted >= begin) & (wanted < end)).nonzero()[0]
-            picked[here] = dists.rows.take(wanted[here] - begin, axis=0)
-            begin = end
+        in_turn = wanted.argsort()  # push by push, behind what did not come
+        firsts = [0, *accumulate([len(dists.rows) for dists in self._pushed])]
+        spans = pairwise(wanted.searchsorted(firsts, sorter=in_turn).tolist())
+        for dists, first, (begin, end) in zip(self._pushed, firsts, spans, strict=False):
+            here = in_turn[begin:end]
+            picked[here] = dists.rows.take(wanted[here] - first, axis=0)
         return Dists(form, width, picked)
 
     def _adopt_table(self, state: RequestState, shared: int, begin: int, end: int) -> list[int]:

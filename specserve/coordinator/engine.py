@@ -316,11 +316,13 @@ class Engine:
     def _lose_broken(self) -> bool:
         """Treat workers that hang, or whose channel refused a message, as lost. True when there was one."""
         now, worker = self._clock(), self._worker
-        broken = worker is not None and (
-            worker.link.broken or now >= min(worker.overdue_s or math.inf, self._overdue_s("draft"))
-        )
-        if broken and worker is not None:
-            self._lose("draft", "channel" if worker.link.broken else "hung")
+        broken = False
+        if worker is not None:
+            overdue_s = worker.overdue_s
+            late = overdue_s is not None and now >= overdue_s
+            broken = worker.link.broken or late or now >= self._overdue_s("draft")
+            if broken:
+                self._lose("draft", "channel" if worker.link.broken else "hung")
         if self._verifier.broken or now >= self._overdue_s("target"):
             self._lose("target", "channel" if self._verifier.broken else "hung")
             self._verifier.broken = False
@@ -578,6 +580,8 @@ class Engine:
 
     def _remember(self) -> None:
         """Let others go on from the blocks that the last round filled."""
+        if not self._grown:
+            return
         grown, self._grown = self._grown, []
         worker = self._worker
         for state in grown:

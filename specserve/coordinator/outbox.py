@@ -45,6 +45,8 @@ class Outbox:
 
     def hand_over(self, sink: Sink) -> None:
         """Give each owner its deltas."""
+        if not self._deltas:
+            return
         deltas, self._deltas = self._deltas, {}
         for owner, listed in deltas.items():
             sink(owner, tuple(listed))

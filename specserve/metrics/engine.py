@@ -331,14 +331,16 @@ class EngineMetrics:
         log.info("%s", stats_line(self.history.window(seconds), seconds, self._levels))
 
     def _position(self, position: int, drafted: int, kept: int) -> None:
-        self._add("specserve_spec_decode_num_draft_tokens_per_pos_total", drafted, str(position))
-        self._add("specserve_spec_decode_num_accepted_tokens_per_pos_total", kept, str(position))
+        name = str(position)
+        self._board.counter("specserve_spec_decode_num_draft_tokens_per_pos_total", name).inc(drafted)
+        self._board.counter("specserve_spec_decode_num_accepted_tokens_per_pos_total", name).inc(kept)
 
     def _set(self, name: str, value: float, *values: str) -> None:
         self._board.gauge(name, *values).set(value)
 
     def _add(self, name: str, amount: float, *values: str) -> None:
-        self._board.counter(name, *values).inc(amount)
+        if amount:
+            self._board.counter(name, *values).inc(amount)
 
     def _raise_to(self, name: str, total: float, *values: str) -> None:
         counter = self._board.counter(name, *values)
