@@ -102,8 +102,9 @@ _Kept: TypeAlias = Counter | Gauge | Histogram
 class Board:
     """The metrics of one table, with constant labels in front.
 
-    One thread records, and snapshots may be taken by others. What is recorded is plain numbers: it happens dozens of
-    times in a round of the coordinator, and `prometheus_client` takes a lock and looks for exemplars each time.
+    Each series is recorded by one thread, and snapshots may be taken by others. What is recorded is plain numbers: it
+    happens dozens of times in a round of the coordinator, and `prometheus_client` takes a lock and looks for exemplars
+    each time.
     """
 
     def __init__(self, table: Iterable[Metric], constant: Mapping[str, str]) -> None:
