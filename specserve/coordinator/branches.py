@@ -355,14 +355,8 @@ class AheadPlan:
 
     def release(self) -> None:
         """Give back all that no request took over."""
-        self._slots.free(_marked(self._leased_slots, self._slots_left))
-        self._blocks.free(_marked(self._leased_blocks, self._blocks_left))
-
-
-def _marked(ids: Array, marks: bytearray) -> list[int]:
-    """The ids whose mark is 1."""
-    marked: list[int] = ids[np.frombuffer(marks, dtype=np.bool_)].tolist()
-    return marked
+        self._slots.give_back(self._leased_slots[np.frombuffer(self._slots_left, dtype=np.bool_)])
+        self._blocks.give_back(self._leased_blocks[np.frombuffer(self._blocks_left, dtype=np.bool_)])
 
 
 def _rows_by_step(branches: Branches, trunks: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 Ids are handed out last-freed-first. Every change is all or nothing: a call that cannot be done raises PoolError and
 leaves the pool as it was. A few ids go one by one, many as an array: as arrays the few cost four times more, and the
-many a fraction. Both see the same memory. `lease` gives an array.
+many a fraction. Both see the same memory. `lease` gives an array, and `give_back` takes one.
 """
 
 from __future__ import annotations
@@ -148,6 +148,20 @@ class RefcountPool:
     def _take_back(self, places: Sequence[int]) -> None:
         for place in places:
             self._counts[place] += 1
+
+    def give_back(self, places: Ids) -> None:
+        """`free` for distinct ids in an array, int64 [n]. Raises PoolError if one is not held, or named twice."""
+        named: list[int] = places.tolist()
+        if len(set(named)) < len(named):
+            raise PoolError(f"{self._what}s {named} given back, of which some are named twice")
+        if len(named) < _MANY:
+            self.free(named)
+            return
+        if min(named) < 0 or max(named) >= self.capacity or not self._count_array[places].all():
+            raise PoolError(f"{self._what}s {named} given back, which are not all held")
+        left = self._count_array[places] - 1
+        self._count_array[places] = left
+        self._free.frombytes(places[left == 0].tobytes())
 
     def check(self) -> None:
         """Prove that every id is free or held, never both, never neither. Raises PoolError."""

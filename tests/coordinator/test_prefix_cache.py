@@ -225,10 +225,10 @@ class CacheMachine(RuleBasedStateMachine):
     def lease(self, count):
         """An array of blocks for a moment, as plans ahead take them."""
         if count <= self.pool.free_count:
-            taken = self.pool.lease(count).tolist()
-            for block in taken:
+            taken = self.pool.lease(count)
+            for block in taken.tolist():
                 self.holds[block] = ()
-            self.pool.free(taken)
+            self.pool.give_back(taken)
 
     @invariant()
     def adds_up(self):
