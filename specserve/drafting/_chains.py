@@ -74,7 +74,7 @@ class Picker:
         profiles = [chain.profile for chain in chains]
         self._free = all(profile.processors is None and profile.constraint is None for profile in profiles)
         self._all_greedy = all(profile.temperature == 0 for profile in profiles)
-        self._chances = None if self._all_greedy else chances_of(chains)
+        self._chances = chances_of(chains)
 
     @cached_property
     def _chance(self) -> _Chance:
@@ -86,16 +86,32 @@ class Picker:
         chains = [self._chains[row] for row in rows]
         if not self._free:
             logits = allowed(logits, chains, self._vocab_size)
-        if self._all_greedy:
-            slots = np.array([chain.slots[len(chain.tokens)] for chain in chains])
-            tokens, highest = self._greedy(slots, logits[:, : self._vocab_size])
-        else:
-            found = self._at_once(rows, chains, logits)
-            tokens, highest = self._by_chance(rows, chains, logits) if found is None else found
+        found = self._at_once(rows, chains, logits)
+        tokens, highest = self._in_steps(rows, chains, logits) if found is None else found
         for chain, token, value in zip(chains, tokens, highest, strict=True):
             # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
             chain.healthy += chain.healthy == len(chain.tokens) and isfinite(value)
             chain.tokens.append(token)
+
+    def _at_once(
+        self, rows: list[int], chains: Sequence[Chain], logits: torch.Tensor
+    ) -> tuple[list[int], list[float]] | None:
+        """The ids and the largest logits, in one call; None where it takes several."""
+        if self._chances is None:
+            return None
+        places = [len(chain.tokens) for chain in chains]
+        tokens = [(row, at, chain.slots[at]) for row, at, chain in zip(rows, places, chains, strict=True)]
+        return self._workspace.pick(logits, self._vocab_size, self._chances, np.array(tokens, dtype=np.int64))
+
+    def _in_steps(
+        self, rows: list[int], chains: Sequence[Chain], logits: torch.Tensor
+    ) -> tuple[list[int], list[float]]:
+        """As `_at_once`, in tensor operations wherever the logits are."""
+        places = [len(chain.tokens) for chain in chains]
+        slots = np.array([chain.slots[at] for chain, at in zip(chains, places, strict=True)])
+        if self._all_greedy:
+            return self._greedy(slots, logits[:, : self._vocab_size])
+        return self._by_chance(self._chance.take(rows, places), slots, logits)
 
     def _greedy(self, slots: Array, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """The likeliest ids, the lowest on ties, and their logits; one look at all logits, also where they rank."""
@@ -109,23 +125,8 @@ class Picker:
         # Where nothing is finite the chain ends, and any id stands in.
         return (blocks.argmax(logits) if tied else ids[:, 0].clip(0)).tolist(), values[:, 0].tolist()
 
-    def _at_once(
-        self, rows: list[int], chains: Sequence[Chain], logits: torch.Tensor
-    ) -> tuple[list[int], list[float]] | None:
-        """As `_by_chance`, in one call; None where it takes several."""
-        if self._chances is None:
-            return None
-        places = [len(chain.tokens) for chain in chains]
-        tokens = [(row, at, chain.slots[at]) for row, at, chain in zip(rows, places, chains, strict=True)]
-        return self._workspace.pick(logits, self._vocab_size, self._chances, np.array(tokens, dtype=np.int64))
-
-    def _by_chance(
-        self, rows: list[int], chains: Sequence[Chain], logits: torch.Tensor
-    ) -> tuple[list[int], list[float]]:
+    def _by_chance(self, chance: _Chance, slots: Array, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """The drawn ids and the largest logits; all that the host has to know of a step is read at once."""
-        places = [len(chain.tokens) for chain in chains]
-        slots = np.array([chain.slots[at] for chain, at in zip(chains, places, strict=True)])
-        chance = self._chance.take(rows, places)
         largest = logits[:, : self._vocab_size].amax(-1)
         drawn, rankings = self._draw(chance, slots, logits)
         tokens, highest, *ranked = host.read(drawn, largest, *(ids for _, ids in rankings))

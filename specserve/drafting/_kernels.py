@@ -18,6 +18,8 @@ from specserve.sampling._kernels import checked, kernel, readable, threads_for
 from specserve.sampling.profiles import Profile
 from specserve.transport.messages import Array
 
+_NOT_THERE = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Chances:
@@ -48,30 +50,32 @@ def pick(
     tokens: npt.NDArray[np.int64],
     kept: tuple[torch.Tensor, torch.Tensor, Array],
 ) -> tuple[list[int], list[float]] | None:
-    """`Workspace.pick`; kept are ids int32 [slots, k] and probs float16 [slots, k], and int64 [slots, ranks]."""
+    """`Workspace.pick`; kept are ids int32 [slots, k] and probs float16 [slots, k], and int64 [slots, ranks].
+
+    Raises IndexError, with nothing written, for a chain or slot that there is not.
+    """
     run = kernel("pick", logits.dtype)
     ids, probs, ranked = kept
     if run is None or not readable(logits) or not ids.is_cpu:
         return None
-    count, (slots, k), ranks = len(tokens), ids.shape, ranked.shape[1]
+    count, (slots, k), (_, ranks) = len(tokens), ids.shape, ranked.shape
     _check_width(logits, count, vocab_size)
     picked, highest = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.float32)
     status = run(
-        logits.data_ptr(),
-        logits.stride(0),
-        count,
-        vocab_size,
+        *(logits.data_ptr(), logits.stride(0), count, vocab_size, len(chances.heat)),
         *_addresses(chances),
         addresses.of_array("tokens", tokens, np.int64, 3 * count),
-        k,
+        *(slots, k),
         addresses.of_tensor("ids", ids, torch.int32, slots * k),
         addresses.of_tensor("probs", probs, torch.float16, slots * k),
         ranks,
         addresses.of_array("ranked", ranked, np.int64, slots * ranks),
-        picked.ctypes.data,
-        highest.ctypes.data,
-        threads_for(logits),
+        *(picked.ctypes.data, highest.ctypes.data, threads_for(logits)),
     )
+    if status == _NOT_THERE:
+        raise IndexError(
+            f"chains and slots {tokens[:, ::2].tolist()} are not all among {len(chances.heat)} and {slots}"
+        )
     checked(status)
     return picked.tolist(), highest.tolist()
 

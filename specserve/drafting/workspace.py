@@ -210,8 +210,11 @@ class Workspace:
         row is about, which of its tokens, and that one's slot, no slot twice. Returns the m ids and the rows' largest
         logits, NaN where there is one; None where there is no kernel for that. Raises ProtocolError likewise.
         """
-        self._check(tokens[:, 2])
-        return self._dists.pick(logits, vocab_size, chances, tokens, self._ranked)
+        try:
+            return self._dists.pick(logits, vocab_size, chances, tokens, self._ranked)
+        except IndexError:
+            self._check(tokens[:, 2])  # C looks at all of them anyway, and in no time
+            raise
 
     def rank(self, slots: Array, ids: Array) -> None:
         """Keep int64 [m, ranks], or as many as there are, beside slots [m]: what else was likely at their tokens."""

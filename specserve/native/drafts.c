@@ -180,13 +180,16 @@ static int64_t pick_token(const float *row, int64_t n, float heat, const chain *
     return ids[pick_f32(&all, uniform_of(c, next->place), w->mass, &possible)];
 }
 
-/* The next tokens of m chains, from logits [m, n] that lie `stride` apart. chains [c, 4] and next [m, 3] as above,
- * heat [c] the chains' temperatures; ids and probs [slots, k] and ranked [slots, ranks] are written at the slots of
- * `next`. tokens [m], highest [m] the largest logits, NaN where there is one. Returns 0, or 2 without memory. */
-int specserve_pick_f32(const float *logits, int64_t stride, int64_t m, int64_t n, const float *heat,
-                       const chain *chains, const next_token *next, int64_t k, int32_t *ids, uint16_t *probs,
-                       int64_t ranks, int64_t *ranked, int64_t *tokens, float *highest, int threads) {
+/* The next tokens of m of `count` chains, from logits [m, n] that lie `stride` apart. heat [count] the chains'
+ * temperatures; chains [count, 4] and next [m, 3] as above; ids and probs [slots, k] and ranked [slots, ranks] are
+ * written at the slots of `next`. tokens [m], highest [m] the largest logits, NaN where there is one. Returns 0; 1, with
+ * nothing written, for a chain or slot that there is not; 2 without memory. */
+int specserve_pick_f32(const float *logits, int64_t stride, int64_t m, int64_t n, int64_t count, const float *heat,
+                       const chain *chains, const next_token *next, int64_t slots, int64_t k, int32_t *ids,
+                       uint16_t *probs, int64_t ranks, int64_t *ranked, int64_t *tokens, float *highest, int threads) {
     kept_dists kept = {k, ranks, ids, probs, ranked};
+    for (int64_t i = 0; i < m; i++)
+        if (next[i].chain < 0 || next[i].chain >= count || next[i].slot < 0 || next[i].slot >= slots) return 1;
     int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(|| : failed)
     {

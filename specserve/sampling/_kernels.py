@@ -30,7 +30,13 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "argmax": (_POINTER, *(_COUNT,) * 3, _POINTER, _THREADS),
     "likeliest": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
     "sparsify": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
-    "pick": (_POINTER, *(_COUNT,) * 3, *(_POINTER,) * 3, _COUNT, *(_POINTER,) * 2, _COUNT, *(_POINTER,) * 3, _THREADS),
+    "pick": (
+        *(_POINTER, *(_COUNT,) * 4),  # logits
+        *(_POINTER,) * 3,  # what decides, and which tokens
+        *(_COUNT, _COUNT, *(_POINTER,) * 2),  # kept dists
+        *(_COUNT, _POINTER),  # rankings
+        *(*(_POINTER,) * 2, _THREADS),
+    ),
     "foresee": (_POINTER, *(_COUNT,) * 3, *(_POINTER,) * 2, _COUNT, _POINTER, _THREADS),
     "rejection": (*(_COUNT,) * 4, *(_POINTER,) * 8, _THREADS),
     "block": (*(_COUNT,) * 4, *(_POINTER,) * 8, _THREADS),

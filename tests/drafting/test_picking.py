@@ -108,6 +108,21 @@ def test_batches_of_one_rule(monkeypatch, raced: bool) -> None:
         same(monkeypatch, [(PLAIN, raced)] * 40, some_logits(40, 50_000, scale), 50_000, 64, 4)
 
 
+@pytest.mark.parametrize("ranks", [0, 1, 4])
+def test_greedy_batches(monkeypatch, ranks: int) -> None:
+    """Tokens and rankings by logits alone, whatever would filter a dist; the lowest id of equal ones is picked."""
+    rows = called(monkeypatch)
+    chains = [(replace(PLAIN, temperature=0.0, top_p=0.5), False)] * 5
+    logits = some_logits(5, 600)
+    at_once = Picked(chains, logits, 599, 64, ranks)
+    with monkeypatch.context() as patched:
+        patched.setattr(_kernels, "pick", lambda *_: None)
+        in_several = Picked(chains, logits, 599, 64, ranks)
+    assert (at_once.tokens, at_once.ranked) == (in_several.tokens, in_several.ranked)
+    assert Picked(chains, torch.zeros(15, 600), 599, 64, ranks).tokens[0] == [0, 0, 0]
+    assert all(rows)
+
+
 @pytest.mark.parametrize("raced", [True, False])
 def test_ties_are_settled_alike(monkeypatch, raced: bool) -> None:
     """Equal logits everywhere, at the end of what is kept, and of few values: the lower id comes first."""
@@ -168,6 +183,10 @@ def test_what_would_be_read_or_written_elsewhere_is_refused() -> None:
     for slot in (-1, 4):
         with pytest.raises(ProtocolError):
             space.pick(torch.zeros(1, 20), 20, chances, np.array([[0, 0, slot]]))
+    for chain in (-1, 1):
+        with pytest.raises(IndexError, match="not all among 1"):
+            space.pick(torch.zeros(1, 20), 20, chances, np.array([[chain, 0, 0]]))
+    assert not space.ship(np.arange(4)).rows.any()
     with pytest.raises(IndexError, match="1 rows of 21 logits"):
         space.pick(torch.zeros(1, 20), 21, chances, np.array([[0, 0, 0]]))
     with pytest.raises(IndexError, match="2 rows of 20 logits"):
