@@ -13,6 +13,7 @@ from specserve.errors import ProtocolError
 from specserve.sampling import _kernels, blocks, noise
 from specserve.sampling.dists import draw_where_possible, process
 from specserve.sampling.race import race, race_scores
+from specserve.sampling.wire import sparsify
 from specserve.verification import FixedNoise, judges_of
 from specserve.verification._draft_rows import DraftRows
 
@@ -236,3 +237,29 @@ def test_the_largest_place_is_the_first_one() -> None:
     for width in (1, 2, 15, 16, 17, 255, 256, 257):
         mixed = torch.randint(4, (200, width), generator=torch.Generator().manual_seed(width)).float()
         assert torch.equal(blocks.argmax(mixed), (mixed == mixed.amax(-1, keepdim=True)).long().argmax(-1))
+
+
+@pytest.mark.parametrize("kind", ["sharp", "usual", "flat", "filtered"])
+def test_the_same_ids_are_kept_of_a_dist(both, kind: str) -> None:
+    """Whatever is kept of whatever width, also where equals are cut; what rounds to 0 is not kept."""
+    for seed, width in enumerate(WIDTHS):
+        dist = dists(kind, 20, width, torch.float32, seed)
+        dist[::2] = (dist[::2] * 256).round() / 256
+        for k in (1, 4, 64, 200):
+            compiled, plain = both(lambda dist=dist, k=k: sparsify(dist, k))
+            assert all(torch.equal(a, b) for a, b in zip(compiled, plain, strict=True)), (width, k)
+            assert compiled[0].shape == (20, k)
+
+
+def test_the_largest_logits_come_in_order() -> None:
+    """The lower id first of equals; −1 for what is masked, and throughout where a row holds a NaN."""
+    rows = torch.randint(9, (50, 700), generator=torch.Generator().manual_seed(1)).float()
+    rows[1, 5:] = -torch.inf
+    rows[2, 699] = torch.nan
+    for count in (1, 2, 7, 64, 700):
+        values, ids = _kernels.likeliest(rows, count)
+        expected, order = torch.sort(rows, descending=True, stable=True)
+        order[expected == -torch.inf] = -1
+        expected[2], order[2] = torch.nan, -1
+        assert torch.equal(ids, order[:, :count])
+        assert torch.equal(values.nan_to_num(7e9), expected[:, :count].nan_to_num(7e9))

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from table_backend import TableBackend
 from worker_messages import Part, opened, plan, verify, with_drafts
 
-from specserve.drafting import _chains, small_model
+from specserve.drafting import _chains, _kernels, small_model
 from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import DenseDists, SparseDists, Workspace
 from specserve.sampling.dists import process
@@ -125,6 +125,7 @@ def test_what_comes_out_follows_the_targets_law(form: str, sampling: dict) -> No
 
 def test_sharing_noise_between_proposing_and_choosing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check has teeth: with one stream for both draws, the law is wrong and the p-value vanishes."""
+    monkeypatch.setattr(_kernels, "pick", lambda *_: None)  # C has the stream written in it
     monkeypatch.setattr(_chains, "Purpose", SimpleNamespace(PROPOSE=Purpose.CHOOSE))
     pair = Pair(ROWS, stores(ROWS)["sparse"])
     assert p_value(pair.target, pair.run(3, lambda _: 2)) < 1e-6
