@@ -8,6 +8,7 @@ ahead    max(v(B, positions), s · d(B))         where the draft does s steps in
 
 with drafts that are pushed while the target works, so that no round waits for one and a miss is a plain step (the
 asynchronous scheme of Kumar et al., "Speculative speculative decoding", 2026, with a plain step for its fallback).
+Where drafting ahead gave way to turns for some rounds, these count as serial ones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from specserve.models._device_profile import DeviceProfile
 class Load:
     """What was measured: how many rows decode, and per row and round: tokens that came out of it, the chance that it
     had a draft, and drafted tokens offered, rounds without a draft included. draft_steps are the draft's in a round.
+    in_turns is the share of rounds that waited for their drafts though the mode is another.
     """
 
     rows: int
@@ -28,6 +30,7 @@ class Load:
     drafted_share: float
     drafted_tokens: float
     draft_steps: float = 1.0
+    in_turns: float = 0.0
 
 
 def tokens_per_s(profile: DeviceProfile, mode: str, depth: int, load: Load) -> float:
@@ -40,7 +43,11 @@ def _round_s(profile: DeviceProfile, mode: str, depth: int, load: Load) -> float
     if mode == "plain":
         return profile.target.step_s(load.rows, load.rows)
     verify_s = _verify_s(profile, load)
-    return depth * draft_s + verify_s if mode == "serial" else max(verify_s, load.draft_steps * draft_s)
+    serial_s, turns = depth * draft_s + verify_s, 1.0 if mode == "serial" else load.in_turns
+    if turns == 1:
+        return serial_s
+    steps_ahead = max(0.0, load.draft_steps - turns * depth) / (1 - turns)
+    return turns * serial_s + (1 - turns) * max(verify_s, steps_ahead * draft_s)
 
 
 def _verify_s(profile: DeviceProfile, load: Load) -> float:

@@ -147,7 +147,14 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
     """
     steps = counted.steps
     draft_steps = counted.draft_steps / counted.target_steps if counted.target_steps else 1.0
-    load = Load(ask.rows, counted.tokens / steps, counted.drafts / steps, counted.drafted / steps, draft_steps)
+    load = Load(
+        rows=ask.rows,
+        tokens=counted.tokens / steps,
+        drafted_share=counted.drafts / steps,
+        drafted_tokens=counted.drafted / steps,
+        draft_steps=draft_steps,
+        in_turns=_in_turns(counted),
+    )
     measured = counted.tokens / counted.wall_s
     limit = tokens_per_s(profile, mode, ask.depth, load)
     foreseen = counted.hits + counted.misses
@@ -173,6 +180,11 @@ def row_of(mode: str, ask: Ask, options: Options, profile: DeviceProfile, counte
         "transport": options.transport,
         **{name: int(getattr(counted, name)) for name in _STEPS},
     }
+
+
+def _in_turns(counted: Counters) -> float:
+    """The share of rounds that waited for their drafts: there rows have one that was foreseen by no outcome."""
+    return min(1.0, max(0.0, counted.drafts - counted.hits) / counted.steps)
 
 
 _STEPS = ("draft_steps", "draft_late", "draft_refused", "target_steps", "target_late", "target_refused")

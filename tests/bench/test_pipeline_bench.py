@@ -32,6 +32,8 @@ ALL_FOUR = (1 - 0.78**5) / (1 - 0.78)
         ("ahead", Load(1, ALL_FOUR, 1, 4, 5), 5 * DRAFT_S),
         ("ahead1", Load(1, 0.9 * ALL_FOUR + 0.1, 0.9, 3.6), 0.9 * VERIFY_S + 0.1 * PLAIN_S),
         ("ahead", Load(1, 1, 0, 0), PLAIN_S),
+        ("ahead", Load(1, ALL_FOUR, 1, 4, 4, in_turns=1.0), 4 * DRAFT_S + VERIFY_S),
+        ("ahead", Load(1, ALL_FOUR, 1, 4, 4.5, in_turns=0.5), 0.5 * (4 * DRAFT_S + VERIFY_S) + 0.5 * 5 * DRAFT_S),
     ],
 )
 def test_limits_at_batch_one_are_the_closed_forms(mode, load, round_s):
