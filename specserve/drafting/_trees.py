@@ -19,7 +19,7 @@ from specserve.drafting._chains import Chain, allowed, likeliest
 from specserve.drafting.workspace import Workspace
 from specserve.models import TokenTree
 from specserve.models._stretches import Stretch
-from specserve.sampling import host
+from specserve.sampling import _kernels, host
 from specserve.sampling.blocks import largest
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.noise import Purpose, node_places, token_keys, uniform
@@ -151,7 +151,7 @@ class Growth:
         logits = allowed(logits, paths, self._vocab_size)
         best = _best(logits, self._shape.widest, self._vocab_size)
         dist = self._keep(places, logits)
-        places = self._allot(places, self._worths(growing, places, logits, best, dist), best.sound)
+        places = self._allot(places, self._worths(growing, places, logits, best, dist), best.sound.tolist())
         before = [len(tree.grown.tokens) for tree in growing]
         self._add(places, best)
         for tree, first in zip(growing, before, strict=True):
@@ -159,9 +159,9 @@ class Growth:
 
     def _keep(self, places: Sequence[_Place], logits: torch.Tensor) -> torch.Tensor | None:
         """Keep and return what tokens are drawn from, [m, V]; None where none are."""
-        settings = _settings(places)
-        if bool((settings.temperature == 0).all()):
+        if _all_greedy(places):
             return None
+        settings = _settings(places)
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         self._workspace.put(_slots(places), dist)
         return dist
@@ -197,16 +197,12 @@ class Growth:
         that share of what the ones before it left.
         """
         width = min(self._shape.width, self._vocab_size)
-        chances = np.zeros((len(places), width), dtype=np.float32)
-        greedy = _settings(places).temperature == 0
-        for rows in _index(greedy):
-            at = rows.numpy()
-            chances[at] = _probabilities(logits[rows], best.ids[at, :width], self._vocab_size)
+        chances = _probabilities(logits[:, : self._vocab_size], best, width)
         if dist is not None:
-            for rows in _index(~greedy):
-                (overlap,) = host.read(largest(dist[rows])[:, None].sqrt())
-                chances[rows.numpy()] = overlap * (1 - overlap) ** np.arange(width)
-        return np.nan_to_num(chances)
+            drawn = np.flatnonzero(_settings(places).temperature.numpy() != 0)
+            (overlap,) = host.read(largest(dist[torch.from_numpy(drawn)])[:, None].sqrt())
+            chances[drawn] = np.nan_to_num(overlap * (1 - overlap) ** np.arange(width))
+        return chances
 
     def _allot(
         self, places: Sequence[_Place], worths: Sequence[Sequence[float]], finite: Sequence[bool]
@@ -229,13 +225,13 @@ class Growth:
 
     def _pick(self, places: Sequence[_Place], width: int, best: _Best) -> torch.Tensor:
         """int64 [m, width]: children of each place, in order; −1 where there are no more."""
+        tokens = torch.full((len(places), width), -1)
+        tokens[:, : best.ids.shape[1]] = torch.from_numpy(best.ids[:, :width])
+        if _all_greedy(places):
+            return tokens
         settings = _settings(places)
         greedy = settings.temperature == 0
         raced = torch.tensor([each.tree.job.shared_noise for each in places])
-        tokens = torch.full((len(places), width), -1)
-        tokens[:, : best.ids.shape[1]] = torch.from_numpy(best.ids[:, :width])
-        if bool(greedy.all()):
-            return tokens
         slots = _slots(places)
         levels = torch.tensor([each.tree.level for each in places])
         positions = torch.tensor([each.tree.job.first for each in places]) + levels
@@ -274,12 +270,15 @@ def shares(worths: Sequence[Sequence[float]], left: int, seen: int, unseen: int)
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """ids int64 [m, n]: those of the largest logits of each row, the first one as a chain would pick it, −1 where there
-    are no more. sound [m]: whether anything can follow, and nothing is NaN or infinitely likely.
+    """The largest logits of each row: values float32 and ids int64, [m, n], −1 where there are no more.
+
+    The first one is the one that a chain would pick. sound [m]: something can follow, and nothing is NaN or infinitely
+    likely.
     """
 
+    values: Array
     ids: Array
-    sound: list[bool]
+    sound: Array
 
 
 def _best(logits: torch.Tensor, width: int, vocab_size: int) -> _Best:
@@ -289,15 +288,18 @@ def _best(logits: torch.Tensor, width: int, vocab_size: int) -> _Best:
         for row in np.flatnonzero((values[:, 0] == values[:, 1]) & (ids[:, 0] >= 0)).tolist():
             (first,) = host.read(greedy_choice(logits[row, None], vocab_size))
             ids[row] = [first[0], *[each for each in ids[row] if each != first[0]]][: ids.shape[1]]
-    return _Best(ids, np.isfinite(values[:, 0]).tolist())
+    return _Best(values, ids, np.isfinite(values[:, 0]))
 
 
-def _probabilities(logits: torch.Tensor, ids: Array, vocab_size: int) -> Array:
-    """float32 [m, n]: those of ids [m, n] under the softmax of logits [m, V]; 0 for −1."""
-    ones, none = torch.ones(len(logits)), torch.zeros(len(logits), dtype=torch.int64)
-    dist = process(logits, ones, ones, none, vocab_size)
-    (found,) = host.read(dist.gather(1, torch.from_numpy(ids.clip(0)).to(dist.device)))
-    return np.where(ids < 0, 0, found)
+def _probabilities(logits: torch.Tensor, best: _Best, width: int) -> Array:
+    """float32 [m, width]: those of the likeliest ids under the softmax of logits [m, V]; 0 where a row is not sound."""
+    highest = np.where(best.sound, best.values[:, 0], np.inf)
+    sums = _kernels.exp_sums(logits, highest)
+    if sums is None:
+        (sums,) = host.read((logits - torch.from_numpy(highest).to(logits.device)[:, None]).exp().sum(-1))
+    with np.errstate(all="ignore"):
+        found = np.exp(best.values[:, :width] - highest[:, None]) / sums[:, None]
+    return np.where(best.sound[:, None], found, 0).astype(np.float32)
 
 
 def _index(mask: torch.Tensor) -> list[torch.Tensor]:
@@ -307,6 +309,10 @@ def _index(mask: torch.Tensor) -> list[torch.Tensor]:
 
 def _settings(places: Sequence[_Place]) -> Settings:
     return Settings.of([each.tree.job.profile for each in places])
+
+
+def _all_greedy(places: Sequence[_Place]) -> bool:
+    return all(each.tree.job.profile.temperature == 0 for each in places)
 
 
 def _slots(places: Sequence[_Place]) -> Array:

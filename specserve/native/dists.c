@@ -13,6 +13,20 @@ void specserve_softmax_f32(const float *rows, int64_t stride, int64_t m, int64_t
     }
 }
 
+/* The sum of e^(row - most) over each row [m, n], most [m] being its largest value, which is finite. */
+void specserve_exp_sums_f32(const float *rows, int64_t stride, int64_t m, int64_t n, const float *most, double *into,
+                            int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t i = 0; i < m; i++) {
+        float stretch[STRETCH];
+        into[i] = 0;
+        for (int64_t at = 0; at < n; at += STRETCH) {
+            int64_t count = n - at < STRETCH ? n - at : STRETCH;
+            into[i] += exponentials(rows + i * stride + at, count, most[i], 1, stretch);
+        }
+    }
+}
+
 /* Where the largest value of each row is, the lowest place on ties; of NaN, the first one. */
 void specserve_argmax_f32(const float *rows, int64_t stride, int64_t m, int64_t n, int64_t *into, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)

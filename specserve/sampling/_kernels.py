@@ -27,6 +27,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "race": (_POINTER, *(_COUNT,) * 3, *(_POINTER,) * 2, _THREADS),
     "race_scores": (*(_POINTER,) * 3, *(_COUNT,) * 2, _POINTER),
     "softmax": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
+    "exp_sums": (_POINTER, *(_COUNT,) * 3, *(_POINTER,) * 2, _THREADS),
     "argmax": (_POINTER, *(_COUNT,) * 3, _POINTER, _THREADS),
     "likeliest": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
     "sparsify": (_POINTER, *(_COUNT,) * 4, *(_POINTER,) * 2, _THREADS),
@@ -141,6 +142,17 @@ def softmax(logits: torch.Tensor, heat: npt.NDArray[np.float32], vocab_size: int
     places = (addresses.of_array("heat", heat, np.float32, count), dist.data_ptr())
     run(logits.data_ptr(), logits.stride(0), count, vocab_size, width, *places, threads_for(logits))
     return dist
+
+
+def exp_sums(rows: torch.Tensor, most: npt.NDArray[np.float32]) -> npt.NDArray[np.float64] | None:
+    """[m]: the sum of e^(row - most) over each row [m, V], most [m] being its largest value."""
+    run = kernel("exp_sums", rows.dtype)
+    if run is None or not readable(rows):
+        return None
+    most, sums = np.ascontiguousarray(most, dtype=np.float32), np.empty(len(rows))
+    given = addresses.of_array("most", most, np.float32, len(rows))
+    run(rows.data_ptr(), rows.stride(0), *rows.shape, given, sums.ctypes.data, threads_for(rows))
+    return sums
 
 
 def argmax(rows: torch.Tensor) -> torch.Tensor | None:

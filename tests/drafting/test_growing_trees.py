@@ -11,10 +11,12 @@ import torch
 from table_backend import TableBackend
 from worker_messages import Part, ints, opened, plan
 
+from specserve.drafting import _trees
 from specserve.drafting._trees import shares
 from specserve.drafting.small_model import SmallModel
 from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import DenseDists, SparseDists, Workspace
+from specserve.sampling import _kernels
 from specserve.transport.messages import Failed, Push
 from specserve.tree_shape import TreeShape
 
@@ -100,6 +102,22 @@ def test_a_dynamic_tree_keeps_to_its_budget(scale) -> None:
     assert max(parents.count(parent) for parent in parents) <= 3
     assert all(len({p for p, at in zip(parents, levels, strict=True) if at == level}) <= 3 for level in levels)
     assert (max(levels) >= 3) if scale == 8.0 else (levels.count(0) == 3)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_likely_children_are_worth_their_probabilities(monkeypatch, compiled) -> None:
+    """With a kernel and without; what is not allowed is worth nothing, nor is a row with NaN or +inf, or with nothing."""
+    if not compiled:
+        monkeypatch.setattr(_kernels, "exp_sums", lambda *_: None)
+    logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(3)) * 4
+    logits[1, 2:] = -torch.inf
+    logits[2, 7], logits[3, 8], logits[4] = torch.nan, torch.inf, -torch.inf
+    best = _trees._best(logits, 4, 1000)
+    found = torch.from_numpy(_trees._probabilities(logits, best, 4))
+    sound = [0, 1, 5]
+    assert torch.allclose(found[sound], logits[sound].softmax(-1).topk(4).values, rtol=1e-5)
+    assert not found[[2, 3, 4]].any()
+    assert best.sound.tolist() == [True, True, False, False, False, True]
 
 
 def test_shares_go_to_depth_where_the_draft_is_sure_and_to_width_where_it_is_not() -> None:

@@ -203,6 +203,17 @@ def test_softmax_is_that_of_float64_to_within_rounding(temperature: float) -> No
     assert torch.equal(torch.cat([_kernels.softmax(row[None], heat[:1], 2999) for row in logits]), found)
 
 
+@pytest.mark.parametrize("width", [1, 7, 1024, 1025, 49_152])
+def test_sums_of_exponentials_are_those_of_float64_to_within_rounding(width: int) -> None:
+    """Rows that lie apart, of any width, with ids that are not allowed."""
+    rows = (torch.randn(3, width + 5, generator=torch.Generator().manual_seed(width)) * 4)[:, :width]
+    rows[1, 1::3] = -torch.inf
+    most = rows.amax(-1)
+    expected = (rows.double() - most[:, None]).exp().sum(-1)
+    found = _kernels.exp_sums(rows, most.numpy())
+    assert torch.allclose(torch.from_numpy(found), expected, rtol=1e-6)
+
+
 def test_greedy_rows_of_a_batch_are_one_hot(both) -> None:
     """Temperature 0 counts as 1 within the kernel, and is settled after it."""
     logits = torch.randn(3, 70, generator=torch.Generator().manual_seed(1))
