@@ -137,10 +137,13 @@ def _rule(config: Config) -> Iterator[Finding]:
 
 def _sampling(config: Config, seen: _Seen) -> Iterator[Finding]:
     """What a request gets that says nothing of it, where the model has a wish."""
-    folder = seen.folders.get("target")
-    usual = None if folder is None else model_sampling.read(folder, config.server.sampling_defaults)
-    if usual is not None and (told_of := model_sampling.described(usual)):
+    told_of = model_sampling.described(model_sampling.read(seen.folders["target"])) if "target" in seen.folders else ""
+    if not told_of:
+        return
+    if config.server.sampling_defaults == "model":
         yield Finding("sampling", f"{told_of} where a request says nothing (the model's {model_sampling.FILE})")
+    else:
+        yield Finding("sampling", f"temperature 1 where a request says nothing; the model's makers have {told_of}")
 
 
 def _tracing(config: Config) -> Iterator[Finding]:

@@ -81,7 +81,7 @@ class Parts:
     guesser: Guesser | None
     tokenizer: Tokenizer
     sampling: Sampling = field(default_factory=Sampling)
-    """What holds where a request that came over HTTP says nothing."""
+    """As the target's makers would have its tokens drawn."""
 
 
 def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None) -> Parts:
@@ -105,7 +105,7 @@ def load_parts(config: Config, progress: Callable[[str], None] = lambda _: None)
         draft_worker, draft = draft_workers.build(config)
         progress(f"draft on {draft.device}: {_memory_plan.line(draft.memory, draft.quantization)}")
         check(folder, draft_folder, target.vocab_size, draft.vocab_size)
-    usual = model_sampling.read(folder, config.server.sampling_defaults)
+    usual = model_sampling.read(folder)
     guesser = drafting.guesser_of(config.draft)
     return Parts(verifier, target, draft_worker, draft, guesser, Tokenizer.load(folder), usual)
 
@@ -200,7 +200,10 @@ class LocalEngine:
         ignore_eos: bool = False,
         structured: Structured | None = None,
     ) -> list[Completion]:
-        """Complete all prompts together, in order; a prompt is a text or token ids. Raises a SpecserveError."""
+        """Complete all prompts together, in order; a prompt is a text or token ids. Greedy where sampling is left out.
+
+        Raises a SpecserveError.
+        """
         requests = [
             Request(
                 RequestId(f"local-{next(self._numbers)}"),

@@ -1,16 +1,16 @@
 """How a model's makers would have its tokens drawn: the sampling settings of its generation_config.json.
 
-They hold where a request says nothing, as they do in vLLM and SGLang. A small chat model is made for a low temperature
-and writes nonsense at OpenAI's default of 1.
+They hold where a request says nothing (`server.sampling_defaults`), as they do in vLLM and SGLang. A small chat model
+is made for a low temperature and writes nonsense at OpenAI's default of 1.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specserve.errors import ConfigError
+from specserve.text import json_object
 from specserve.types import Sampling
 
 FILE = "generation_config.json"
@@ -25,20 +25,13 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 """What a request may ask for, but that top_p 0 would leave no token."""
 
 
-def read(folder: Path, wanted: Literal["model", "openai"]) -> Sampling:
-    """The settings of a model folder; with `openai`, or where it has none, those that leave the dist as it is.
+def read(folder: Path) -> Sampling:
+    """The settings of a model folder; where it has none, those that leave the dist as it is.
 
-    Raises ConfigError for a value that no request could ask for.
+    Raises ConfigError for a file that cannot be read, and for a value that no request could ask for.
     """
     path = folder / FILE
-    if wanted == "openai" or not path.is_file():
-        return Sampling()
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path} must hold a JSON object, found {type(settings).__name__}")
+    settings = json_object(path)
     found: dict[str, Any] = {
         name: _checked(path, name, settings[name]) for name in _BOUNDS if settings.get(name) is not None
     }
@@ -49,11 +42,11 @@ def read(folder: Path, wanted: Literal["model", "openai"]) -> Sampling:
 
 def _checked(path: Path, name: str, value: Any) -> float:
     least, most = _BOUNDS[name]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    kinds = int if name == "top_k" else (int, float)
+    number = isinstance(value, kinds) and not isinstance(value, bool)
     if not number or not least <= value <= most or (name == "top_p" and value == 0):  # nan is in no bounds
         raise ConfigError(
-            f"{path} has {name} = {value!r}, which no request could ask for; correct it, "
-            f"or set server.sampling_defaults to openai"
+            f"{path} has {name} = {value!r}, which no request could ask for; correct it there, or take it out"
         )
     return float(value)
 

@@ -57,7 +57,7 @@ class Tokenizer:
         Raises ConfigError when tokenizer.json is missing or damaged, or another file is not JSON.
         """
         core = _core(folder / "tokenizer.json")
-        settings = _settings(folder / "tokenizer_config.json")
+        settings = json_object(folder / "tokenizer_config.json")
         specials = _special_tokens(settings)
         return cls(
             core,
@@ -278,12 +278,15 @@ def _core(path: Path) -> CoreTokenizer:
         raise ConfigError(f"cannot read the tokenizer {path}: {error}") from None
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, empty where there is no file. Raises ConfigError for one that holds anything else."""
     if not path.is_file():
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a JSON object, found {type(data).__name__}")
@@ -308,8 +311,8 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
 
 def _end_tokens(folder: Path, core: CoreTokenizer, specials: dict[str, str]) -> frozenset[int]:
     """The end ids of the generation settings (else of the model's config), and the tokenizer's own end token."""
-    generation = _settings(folder / "generation_config.json").get("eos_token_id")
-    config = _settings(folder / "config.json")
+    generation = json_object(folder / "generation_config.json").get("eos_token_id")
+    config = json_object(folder / "config.json")
     text_config = config.get("text_config")
     nested = text_config.get("eos_token_id") if isinstance(text_config, dict) else None
     named: Any = next((ids for ids in (generation, config.get("eos_token_id"), nested) if ids is not None), [])

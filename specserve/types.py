@@ -213,7 +213,7 @@ class ModelCard:
     """What a client may know of the served model.
 
     rules are those that a request may ask for, each with whether it is lossless; sources the speculators likewise.
-    sampling holds where a request says nothing.
+    sampling is as its makers would have tokens drawn, where a request says nothing.
     """
 
     name: str

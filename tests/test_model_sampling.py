@@ -19,21 +19,16 @@ def settings(folder, **found):
 def test_the_makers_settings_are_taken(tmp_path):
     """What is not said leaves the dist as it is; a top_k of -1 is none, and other settings are not ours."""
     folder = settings(tmp_path, temperature=0.6, top_p=0.95, top_k=20, do_sample=True, eos_token_id=2, num_beams=3)
-    assert model_sampling.read(folder, "model") == Sampling(temperature=0.6, top_p=0.95, top_k=20)
-    assert model_sampling.read(settings(tmp_path, top_k=-1, min_p=None), "model") == Sampling()
+    assert model_sampling.read(folder) == Sampling(temperature=0.6, top_p=0.95, top_k=20)
+    assert model_sampling.read(settings(tmp_path, top_k=-1, min_p=None)) == Sampling()
     told = Sampling(min_p=0.1, repetition_penalty=1.1)
-    assert model_sampling.read(settings(tmp_path, min_p=0.1, repetition_penalty=1.1), "model") == told
-
-
-def test_the_api_s_own_defaults_can_be_had(tmp_path):
-    """Also where the model's are unusable."""
-    assert model_sampling.read(settings(tmp_path, temperature=-3), "openai") == Sampling()
+    assert model_sampling.read(settings(tmp_path, min_p=0.1, repetition_penalty=1.1)) == told
 
 
 def test_a_model_without_settings_is_left_as_it_is(tmp_path):
     """No file, or one that says nothing of sampling."""
-    assert model_sampling.read(tmp_path, "model") == Sampling()
-    assert model_sampling.read(settings(tmp_path, eos_token_id=2), "model") == Sampling()
+    assert model_sampling.read(tmp_path) == Sampling()
+    assert model_sampling.read(settings(tmp_path, eos_token_id=2)) == Sampling()
 
 
 @pytest.mark.parametrize(
@@ -47,22 +42,23 @@ def test_a_model_without_settings_is_left_as_it_is(tmp_path):
         ("top_p", 0),
         ("top_p", [0.9]),
         ("top_k", 2**31),
+        ("top_k", 0.5),
         ("min_p", 1.5),
         ("repetition_penalty", 0),
     ],
 )
 def test_what_no_request_could_ask_for_is_refused(tmp_path, name, value):
     """The message names the file, the value and the way out."""
-    with pytest.raises(ConfigError, match=rf"generation_config.json has {name} = .*sampling_defaults to openai"):
-        model_sampling.read(settings(tmp_path, **{name: value}), "model")
+    with pytest.raises(ConfigError, match=rf"generation_config.json has {name} = .*correct it there"):
+        model_sampling.read(settings(tmp_path, **{name: value}))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", ""])
+@pytest.mark.parametrize("text", ["{", "[]", "", '{"a":' * 100_000 + "1" + "}" * 100_000])
 def test_a_damaged_file_is_refused(tmp_path, text):
     """In words."""
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
-        model_sampling.read(tmp_path, "model")
+        model_sampling.read(tmp_path)
 
 
 def test_people_are_told_what_differs():

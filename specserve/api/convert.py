@@ -139,7 +139,7 @@ def to_request(
         id=RequestId(request_id),
         prompt=tuple(prompt),
         max_tokens=max_tokens,
-        sampling=_sampling(body, card, bad_words),
+        sampling=_sampling(body, card, config, bad_words),
         seed=body.seed if body.seed is not None else seed,
         stop=_stops(body.stop, config),
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -218,8 +218,9 @@ def _room(prompt: int, asked: int | None, context: int, prompt_field: str) -> in
     return context - prompt if asked is None else min(asked, context - prompt)
 
 
-def _sampling(body: Generation, card: ModelCard, bad_words: tuple[tuple[int, ...], ...]) -> Sampling:
-    allowed, usual = body.allowed_token_ids, card.sampling
+def _sampling(body: Generation, card: ModelCard, config: Config, bad_words: tuple[tuple[int, ...], ...]) -> Sampling:
+    usual = card.sampling if config.server.sampling_defaults == "model" else Sampling()
+    allowed = body.allowed_token_ids
     return Sampling(
         temperature=usual.temperature if body.temperature is None else float(body.temperature),
         top_p=usual.top_p if body.top_p is None else float(body.top_p),

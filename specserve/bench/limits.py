@@ -43,11 +43,12 @@ def _round_s(profile: DeviceProfile, mode: str, depth: int, load: Load) -> float
     if mode == "plain":
         return profile.target.step_s(load.rows, load.rows)
     verify_s = _verify_s(profile, load)
-    serial_s, turns = depth * draft_s + verify_s, 1.0 if mode == "serial" else load.in_turns
-    if turns == 1:
+    serial_s = depth * draft_s + verify_s
+    if mode == "serial":
         return serial_s
-    steps_ahead = max(0.0, load.draft_steps - turns * depth) / (1 - turns)
-    return turns * serial_s + (1 - turns) * max(verify_s, steps_ahead * draft_s)
+    turns = load.in_turns
+    steps_ahead = max(0.0, load.draft_steps - turns * depth)  # of all rounds together, as those of a round
+    return turns * serial_s + max((1 - turns) * verify_s, steps_ahead * draft_s)
 
 
 def _verify_s(profile: DeviceProfile, load: Load) -> float:

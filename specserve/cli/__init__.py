@@ -53,9 +53,9 @@ class _Parser(argparse.ArgumentParser):
 
     def _meant(self, unknown: Sequence[str]) -> str:
         """The flag that the first unknown one is most like, as a question; nothing where there is none."""
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        like = get_close_matches(unknown[0].partition("=")[0], flags, n=1)
-        return f"; did you mean {like[0]}?" if like else ""
+        flags = {flag.lstrip("-"): flag for action in self._actions for flag in action.option_strings}
+        like = get_close_matches(unknown[0].partition("=")[0].lstrip("-"), flags, n=1, cutoff=0.75)
+        return f"; did you mean {flags[like[0]]}?" if like else ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -138,9 +138,7 @@ class CoordinatorActor:
 
     def _make_engine(self, target: Joined, draft: Joined | None) -> Engine:
         folder = prepare(self._config.target, log.info, role="target")
-        self._sampling = model_sampling.read(folder, self._config.server.sampling_defaults)
-        if told := model_sampling.described(self._sampling):
-            log.info("requests that say nothing of it get %s, as the model's %s has it", told, model_sampling.FILE)
+        self._sampling = model_sampling.read(folder)
         if draft is not None:
             draft_folder = prepare(self._config.draft_model, log.info, role="draft")
             vocabulary.check(folder, draft_folder, target.info.vocab_size, draft.info.vocab_size)

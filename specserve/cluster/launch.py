@@ -37,6 +37,8 @@ _DRAIN_S = 10.0
 _STOP_S = 15.0
 _CONNECT_S = 5.0
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one comes when the terminal is closed
+
 
 def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError when the deployment cannot start, in words."""
@@ -352,8 +354,8 @@ def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
     for line in (
         f"specserve serves {config.served_name} on {scheme}://{shown}:{port}/v1  (stop with Ctrl-C)",
         f"drafts: {config.draft.told_names}, {config.engine.told_depth}, rule {config.engine.rule}",
-        f"a page to watch it and to chat: {scheme}://{shown}:{port}/",
         f"curl {scheme}://{shown}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"a page to watch it and to chat: {scheme}://{shown}:{port}/",
         *([] if logs is None else [f"logs, while it runs: {logs}"]),
     ):
         print(line, file=out, flush=True)
@@ -361,7 +363,10 @@ def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
 
 @contextlib.contextmanager
 def _signals(stopping: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks for an orderly end, a second one raises KeyboardInterrupt."""
+    """The first SIGINT, SIGTERM or SIGHUP asks for an orderly end, a second one raises KeyboardInterrupt.
+
+    Where a closed terminal is to be survived (`nohup`), it is.
+    """
 
     def stop(number: int, frame: object) -> None:
         if stopping.is_set():
@@ -369,7 +374,8 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
         stopping.set()
         _tell("stopping (Ctrl-C again to force)")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    asked = [number for number in _ENDING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in asked}
     try:
         yield
     finally:

@@ -35,6 +35,13 @@ def test_what_a_request_leaves_out_is_as_the_model_has_it(ask) -> None:
         assert engine.requests[-1].sampling == replace(USUAL, **given)
 
 
+def test_the_api_s_own_defaults_can_be_had() -> None:
+    """Whatever the model's makers would have."""
+    engine = ScriptedEngine(said("x"), card=replace(CARD, sampling=USUAL))
+    assert complete(app_of(engine, sampling_defaults="openai"), top_p=0.5).status_code == 200
+    assert engine.requests[-1].sampling == Sampling(top_p=0.5)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_text_can_be_kept(stream) -> None:
     """With include_stop_str_in_output the answer ends behind the stop text, not before it."""

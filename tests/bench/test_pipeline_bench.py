@@ -34,6 +34,7 @@ ALL_FOUR = (1 - 0.78**5) / (1 - 0.78)
         ("ahead", Load(1, 1, 0, 0), PLAIN_S),
         ("ahead", Load(1, ALL_FOUR, 1, 4, 4, in_turns=1.0), 4 * DRAFT_S + VERIFY_S),
         ("ahead", Load(1, ALL_FOUR, 1, 4, 4.5, in_turns=0.5), 0.5 * (4 * DRAFT_S + VERIFY_S) + 0.5 * 5 * DRAFT_S),
+        ("ahead", Load(1, ALL_FOUR, 1, 4, 5, in_turns=1.0), 4 * DRAFT_S + VERIFY_S + DRAFT_S),
     ],
 )
 def test_limits_at_batch_one_are_the_closed_forms(mode, load, round_s):

@@ -44,8 +44,9 @@ class Stream(threading.Thread):
                     time.sleep(self.pause_s)
 
 
-def test_sigterm_lets_streams_end_refuses_new_ones_and_leaves_nothing(config, expected_text, tmp_path):
-    """The open stream gets all of its text, a new request a 503, and the exit is 0.
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)])
+def test_sigterm_lets_streams_end_refuses_new_ones_and_leaves_nothing(config, expected_text, tmp_path, number):
+    """Likewise where the terminal is closed. The open stream gets all of its text, a new request a 503, and the exit is 0.
 
     No process, no file in shared memory and no temporary folder is left.
     """
@@ -61,7 +62,7 @@ def test_sigterm_lets_streams_end_refuses_new_ones_and_leaves_nothing(config, ex
         stream.start()
         assert stream.begun.wait(60)
         started = descendants() - before
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(number)
         refused = refusal(url)
         stream.join(60)
         assert server.wait(60) == 0

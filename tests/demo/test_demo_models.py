@@ -105,7 +105,7 @@ def test_the_target_folder_speaks_the_instruct_format(target_folder, tokenizer):
     assert tokenizer.eos_token == "<|im_end|>"
     assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_token_id
     assert "quantization_config" not in config
-    assert model_sampling.read(target_folder, "model") == Sampling(temperature=0.2, top_p=0.9)
+    assert model_sampling.read(target_folder) == Sampling(temperature=0.2, top_p=0.9)
 
 
 @pytest.mark.demo

@@ -106,7 +106,7 @@ def test_a_dynamic_tree_keeps_to_its_budget(scale) -> None:
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_likely_children_are_worth_their_probabilities(monkeypatch, compiled) -> None:
-    """With a kernel and without; what is not allowed is worth nothing, nor is a row with NaN or +inf, or an empty one."""
+    """With a kernel and without. What is not allowed is worth nothing, nor is a row with NaN, +inf, or nothing."""
     if not compiled:
         monkeypatch.setattr(_kernels, "exp_sums", lambda *_: None)
     logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(3)) * 4
