@@ -46,7 +46,7 @@ class Stream(threading.Thread):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)])
 def test_sigterm_lets_streams_end_refuses_new_ones_and_leaves_nothing(config, expected_text, tmp_path, number):
-    """Likewise where the terminal is closed. The open stream gets all of its text, a new request a 503, and the exit is 0.
+    """The open stream gets all of its text, a new request a 503, and the exit is 0; also where the terminal is closed.
 
     No process, no file in shared memory and no temporary folder is left.
     """
