@@ -10,11 +10,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 ARGS ?=
+# What serves the demo best: faster alone, and no slower than plain decoding with many at once (docs/performance.md).
+SERVED := $(if $(ARGS),$(ARGS),--speculator eagle --set engine.depth_policy=adaptive)
 
 .PHONY: serve test test-all check lint audit figures setup clean
 
 serve: $(STAMP)
-	@exec $(BIN)/specserve serve $(ARGS)
+	@exec $(BIN)/specserve serve $(SERVED)
 
 # Two processes share the sample: one runs all that starts Ray, and then what the other has not begun.
 test: $(DEV_STAMP)
