@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 ARGS ?=
-# What serves the demo best: faster alone, and no slower than plain decoding with many at once (docs/performance.md).
-SERVED := $(if $(ARGS),$(ARGS),--speculator eagle --set engine.depth_policy=adaptive)
+# What serves the demo best, faster alone and as fast as plain decoding with many at once, unless ARGS names models or drafts.
+NAMED := $(filter --profile% --target% --draft% --config% --speculat%,$(ARGS))
+SERVED := $(if $(NAMED),,--speculator eagle --set engine.depth_policy=adaptive) $(ARGS)
 
 .PHONY: serve test test-all check lint audit figures setup clean
 
