@@ -126,7 +126,7 @@ def test_heads_ahead_of_verdicts_keep_the_targets_law(
 @pytest.mark.parametrize(
     ("kind", "lookup", "outcomes", "count"),
     [
-        ("eagle", "ngram", 0, 2_500),
+        pytest.param("eagle", "ngram", 0, 2_500, marks=pytest.mark.full),
         *(
             pytest.param(kind, lookup, outcomes, 20_000, marks=pytest.mark.full)
             for kind in HEADS
