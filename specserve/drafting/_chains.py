@@ -121,9 +121,8 @@ class Picker:
             return found.tolist(), highest.tolist()
         values, ids = likeliest(logits, max(2, self._ranked))
         self._workspace.rank(slots, ids[:, : self._ranked])
-        tied = values.shape[1] > 1 and (values[:, 0] == values[:, 1]).any()  # in any order then
         # Where nothing is finite the chain ends, and any id stands in.
-        return (blocks.argmax(logits) if tied else ids[:, 0].clip(0)).tolist(), values[:, 0].tolist()
+        return ids[:, 0].clip(0).tolist(), values[:, 0].tolist()
 
     def _by_chance(self, chance: _Chance, slots: Array, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """The drawn ids and the largest logits; all that the host has to know of a step is read at once."""
@@ -215,14 +214,19 @@ class _Chance:
 def likeliest(logits: torch.Tensor, count: int) -> tuple[Array, Array]:
     """The largest logits of each row [m, V] and their ids int64, [m, min(count, V)] each, on the host, best first.
 
-    An id is −1 where fewer are allowed at all. Equals stand in any order; where there is a NaN, it is the first value.
+    An id is −1 where fewer are allowed at all; where there is a NaN, it is the first value. From a count of 2 on, the
+    first id of equals is the lowest, as a greedy choice has it; otherwise equals stand in any order.
     """
     values, ids = host.read(*_largest(logits, count))
+    tied = (values[:, :1] == values[:, 1:2]).any(-1) & (ids[:, 0] >= 0)
+    for row in np.flatnonzero(tied).tolist():
+        (first,) = host.read(blocks.argmax(logits[row, None]))
+        ids[row] = [first[0], *[each for each in ids[row] if each != first[0]]][: ids.shape[1]]
     return values, ids
 
 
 def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`likeliest`, where the logits are."""
+    """`likeliest`, where the logits are; equals in any order."""
     width = min(count, logits.shape[1])
     found = _kernels.likeliest(logits, width)
     if found is not None:

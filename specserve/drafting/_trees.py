@@ -21,7 +21,7 @@ from specserve.models import TokenTree
 from specserve.models._stretches import Stretch
 from specserve.sampling import _kernels, host
 from specserve.sampling.blocks import largest
-from specserve.sampling.dists import greedy_choice, process
+from specserve.sampling.dists import process
 from specserve.sampling.noise import Purpose, node_places, token_keys, uniform
 from specserve.sampling.profiles import Settings
 from specserve.transport.messages import Array
@@ -150,34 +150,26 @@ class Growth:
         ]
         logits = allowed(logits, paths, self._vocab_size)
         best = _best(logits, self._shape.widest, self._vocab_size)
-        dist = self._keep(places, logits)
-        places = self._allot(places, self._worths(growing, places, logits, best, dist), best.sound.tolist())
+        settings = _settings(places)
+        dist = None if settings is None else self._keep(places, settings, logits)
+        if self._shape.branching is None:
+            worths = self._worths(growing, places, self._chances(settings, logits, best, dist))
+        else:
+            worths = [[1.0] * self._shape.branching[each.tree.level] for each in places]
+        places = self._allot(places, worths, best.sound.tolist())
         before = [len(tree.grown.tokens) for tree in growing]
-        self._add(places, best)
+        self._add(places, settings, best)
         for tree, first in zip(growing, before, strict=True):
             tree.next_level(range(first, len(tree.grown.tokens)), self._shape)
 
-    def _keep(self, places: Sequence[_Place], logits: torch.Tensor) -> torch.Tensor | None:
-        """Keep and return what tokens are drawn from, [m, V]; None where none are."""
-        if _all_greedy(places):
-            return None
-        settings = _settings(places)
+    def _keep(self, places: Sequence[_Place], settings: Settings, logits: torch.Tensor) -> torch.Tensor:
+        """Keep and return what tokens are drawn from, [m, V]."""
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         self._workspace.put(_slots(places), dist)
         return dist
 
-    def _worths(
-        self,
-        growing: Sequence[_Tree],
-        places: Sequence[_Place],
-        logits: torch.Tensor,
-        best: _Best,
-        dist: torch.Tensor | None,
-    ) -> list[Sequence[float]]:
-        """What the first, second, … child of each place is worth; as many as it is to have."""
-        if self._shape.branching is not None:
-            return [[1.0] * self._shape.branching[each.tree.level] for each in places]
-        chances = self._chances(places, logits, best, dist)
+    def _worths(self, growing: Sequence[_Tree], places: Sequence[_Place], chances: Array) -> list[list[float]]:
+        """What the first, second, … child of each place is worth, by `_chances`; as many as it is to have."""
         worths = [
             [each.tree.worth_of(each.place) * chance for chance in row]
             for each, row in zip(places, chances.tolist(), strict=True)
@@ -189,7 +181,9 @@ class Growth:
             counts += shares(mine, left, tree.level + 1, tree.job.levels - tree.level - 1)
         return [row[:count] for row, count in zip(worths, counts, strict=True)]
 
-    def _chances(self, places: Sequence[_Place], logits: torch.Tensor, best: _Best, dist: torch.Tensor | None) -> Array:
+    def _chances(
+        self, settings: Settings | None, logits: torch.Tensor, best: _Best, dist: torch.Tensor | None
+    ) -> Array:
         """float32 [m, width]: how often the first, second, … child of each place seems to be what comes next.
 
         The likeliest tokens have their probabilities. A drawn one is kept as often as both models' dists overlap,
@@ -198,8 +192,8 @@ class Growth:
         """
         width = min(self._shape.width, self._vocab_size)
         chances = _probabilities(logits[:, : self._vocab_size], best, width)
-        if dist is not None:
-            drawn = np.flatnonzero(_settings(places).temperature.numpy() != 0)
+        if settings is not None and dist is not None:
+            drawn = np.flatnonzero(settings.temperature.numpy() != 0)
             (overlap,) = host.read(largest(dist[torch.from_numpy(drawn)])[:, None].sqrt())
             chances[drawn] = np.nan_to_num(overlap * (1 - overlap) ** np.arange(width))
         return chances
@@ -217,19 +211,18 @@ class Growth:
             ranks[id(each.tree)] = rank + len(mine)
         return allotted
 
-    def _add(self, places: Sequence[_Place], best: _Best) -> None:
+    def _add(self, places: Sequence[_Place], settings: Settings | None, best: _Best) -> None:
         width = max(len(each.worths) for each in places)
         if width:
-            for each, tokens in zip(places, self._pick(places, width, best).tolist(), strict=True):
+            for each, tokens in zip(places, self._pick(places, width, settings, best).tolist(), strict=True):
                 each.tree.add(each, tokens)
 
-    def _pick(self, places: Sequence[_Place], width: int, best: _Best) -> torch.Tensor:
+    def _pick(self, places: Sequence[_Place], width: int, settings: Settings | None, best: _Best) -> torch.Tensor:
         """int64 [m, width]: children of each place, in order; −1 where there are no more."""
         tokens = torch.full((len(places), width), -1)
         tokens[:, : best.ids.shape[1]] = torch.from_numpy(best.ids[:, :width])
-        if _all_greedy(places):
+        if settings is None:
             return tokens
-        settings = _settings(places)
         greedy = settings.temperature == 0
         raced = torch.tensor([each.tree.job.shared_noise for each in places])
         slots = _slots(places)
@@ -284,10 +277,6 @@ class _Best:
 def _best(logits: torch.Tensor, width: int, vocab_size: int) -> _Best:
     """Of logits [m, V]."""
     values, ids = likeliest(logits[:, :vocab_size], max(2, width))
-    if ids.shape[1] > 1:
-        for row in np.flatnonzero((values[:, 0] == values[:, 1]) & (ids[:, 0] >= 0)).tolist():
-            (first,) = host.read(greedy_choice(logits[row, None], vocab_size))
-            ids[row] = [first[0], *[each for each in ids[row] if each != first[0]]][: ids.shape[1]]
     return _Best(values, ids, np.isfinite(values[:, 0]))
 
 
@@ -307,12 +296,10 @@ def _index(mask: torch.Tensor) -> list[torch.Tensor]:
     return [rows] if len(rows) else []
 
 
-def _settings(places: Sequence[_Place]) -> Settings:
-    return Settings.of([each.tree.job.profile for each in places])
-
-
-def _all_greedy(places: Sequence[_Place]) -> bool:
-    return all(each.tree.job.profile.temperature == 0 for each in places)
+def _settings(places: Sequence[_Place]) -> Settings | None:
+    """How the places' children are drawn; None where none are."""
+    profiles = [each.tree.job.profile for each in places]
+    return Settings.of(profiles) if any(profile.temperature > 0 for profile in profiles) else None
 
 
 def _slots(places: Sequence[_Place]) -> Array:

@@ -13,7 +13,8 @@ void specserve_softmax_f32(const float *rows, int64_t stride, int64_t m, int64_t
     }
 }
 
-/* The sum of e^(row - most) over each row [m, n], most [m] being its largest value, which is finite. */
+/* The sum of e^(row - most) over each row [m, n], most [m] being its largest value; it means nothing where
+ * that is not finite. */
 void specserve_exp_sums_f32(const float *rows, int64_t stride, int64_t m, int64_t n, const float *most, double *into,
                             int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
