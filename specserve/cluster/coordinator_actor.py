@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from specserve import __version__, drafting, logs, model_sampling
@@ -105,7 +106,6 @@ class CoordinatorActor:
         self._engine_name = ""
         self._loop: Loop | None = None
         self._card: ModelCard | None = None
-        self._sampling = Sampling()
         self._stopping = False
 
     def accept(self, role: str, life: int) -> Address | None:
@@ -128,17 +128,18 @@ class CoordinatorActor:
         self._end_engine(None)
         self._ingresses = Ingresses(time.monotonic, self._config.cluster.lost_after_s)
         with made_to_last():
-            engine = self._make_engine(target, draft)
+            folder = prepare(self._config.target, log.info, role="target")
+            sampling = model_sampling.read(folder)
+            engine = self._make_engine(folder, target, draft)
         loop = Loop(engine, self._mailbox, self._ingresses)
         with short_slices():
             loop.start()
         self._engine, self._loop, self._engine_name = engine, loop, uuid.uuid4().hex
-        self._card = self._make_card(target.info, draft)
+        self._card = self._make_card(target.info, draft, sampling)
         return self._card
 
-    def _make_engine(self, target: Joined, draft: Joined | None) -> Engine:
-        folder = prepare(self._config.target, log.info, role="target")
-        self._sampling = model_sampling.read(folder)
+    def _make_engine(self, folder: Path, target: Joined, draft: Joined | None) -> Engine:
+        """folder is the target's."""
         if draft is not None:
             draft_folder = prepare(self._config.draft_model, log.info, role="draft")
             vocabulary.check(folder, draft_folder, target.info.vocab_size, draft.info.vocab_size)
@@ -161,7 +162,7 @@ class CoordinatorActor:
             place_sink=self._ingresses.place,
         )
 
-    def _make_card(self, target: WorkerInfo, draft: Joined | None) -> ModelCard:
+    def _make_card(self, target: WorkerInfo, draft: Joined | None, sampling: Sampling) -> ModelCard:
         lengths = [target.context_length] + ([] if draft is None else [draft.info.context_length])
         return ModelCard(
             name=self._config.served_name,
@@ -172,7 +173,7 @@ class CoordinatorActor:
             speculator=self._config.draft.speculator,
             rules=target.rules,
             sources=drafting.sources_of(self._config.draft, self._config.engine.depth),
-            sampling=self._sampling,
+            sampling=sampling,
         )
 
     def _channel(self, role: str, joined: Joined) -> Channel:

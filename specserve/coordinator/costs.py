@@ -112,7 +112,7 @@ class Curve:
         return any(abs(each - here) <= _PER_DOUBLING for each in self._sizes)
 
     def at(self, size: int) -> float | None:
-        """Seconds expected of one size; None before the first measurement."""
+        """`seconds` for one size, which is asked dozens of times a round and so without arrays; None likewise."""
         if not self._sizes:
             return None
         known, seconds = self._rising_fit()

@@ -114,8 +114,10 @@ class RefcountPool:
         listed = list(places)
         many = self._many_held(listed)
         if many is not None:
-            return self._free_many(many)
-        counts, released = self._counts, []
+            released: list[int] = self._drop(many).tolist()
+            self._put_back(released)
+            return released
+        counts, released = self._counts, list[int]()
         for done, place in enumerate(listed):
             left = counts[place] - 1 if 0 <= place < len(counts) else -1
             if left < 0:
@@ -134,11 +136,11 @@ class RefcountPool:
         ids = np.array(listed, dtype=np.int64)
         return ids if self._count_array[ids].all() else None
 
-    def _free_many(self, ids: Ids) -> list[int]:
+    def _drop(self, ids: Ids) -> Ids:
+        """Drop one reference to each of these distinct ids, which are held; returns those that nobody holds now."""
         left = self._count_array[ids] - 1
         self._count_array[ids] = left
-        released: list[int] = ids[left == 0].tolist()
-        self._put_back(released)
+        released: Ids = ids[left == 0]
         return released
 
     def _put_back(self, places: Sequence[int]) -> None:
@@ -159,9 +161,7 @@ class RefcountPool:
             return
         if min(named) < 0 or max(named) >= self.capacity or not self._count_array[places].all():
             raise PoolError(f"{self._what}s {named} given back, which are not all held")
-        left = self._count_array[places] - 1
-        self._count_array[places] = left
-        self._free.frombytes(places[left == 0].tobytes())
+        self._free.frombytes(self._drop(places).tobytes())
 
     def check(self) -> None:
         """Prove that every id is free or held, never both, never neither. Raises PoolError."""
