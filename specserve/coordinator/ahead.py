@@ -180,17 +180,21 @@ class AheadDrafts(WorkerSource):
         return self.link.policy.wanted(state) > 0 and len(state.tokens) - state.draft_cached > _CATCH_UP
 
     def _trunk(self, row: CheckedRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> Trunk | None:
-        state = row.state
-        self.link.share(state, among)
+        state, link = row.state, self.link
+        if not state.draft_table:
+            link.share(state, among)
         text = self._reach(row, among)
-        depth = self.link.policy.ahead(state) if row.due and text == row.start + row.feed else 0
+        depth = link.policy.ahead(state) if row.due and text == row.start + row.feed else 0
         chain = row.chain if depth and row.chain.slots else NOTHING
         whole = text + len(chain.tokens)
-        end = min(whole, self.link.context)
+        end = min(whole, link.context)
         due = depth > 0 and end == whole
         start = max(min(state.draft_cached, end - 1), state.draft_origin) if due else state.draft_cached
         feed = min(end - start, budget)
-        if feed <= 0 or not self.link.make_room(state, start + feed, taken, among):
+        if feed <= 0:
+            return None
+        covered = len(state.draft_table) * link.blocks.block_tokens
+        if start + feed > covered and not link.make_room(state, start + feed, taken, among):
             return None
         if not due or start + feed < end:
             return Trunk(state, row.epoch, min(text, start + feed), start, feed, NOTHING, due=False)
@@ -408,11 +412,7 @@ class AheadDrafts(WorkerSource):
         if self._checked:
             self._odds.observe_chains(self._checked)
             self._odds.observe_guesses(self._guesses)
-            self._odds.forget_plans()
-            for length in {
-                offered for offered, _ in self._checked
-            }:  # most likely again, and the next plan is in a hurry
-                self._odds.likeliest(length)
+            self._odds.renew([offered for offered, _ in self._checked])  # now: the next plan is in a hurry
             self._checked, self._guesses = [], []
 
     def forget(self, state: RequestState) -> None:

@@ -1,4 +1,4 @@
-"""Which outcomes of which requests get a branch, and how deep: columns over all candidates, not one by one.
+"""Which outcomes of which requests get a branch, and how deep: columns over all candidates, unless these are few.
 
 Every request gets its likeliest outcome before any gets its second, as long as there is room; so where slots or blocks
 run short, the least valuable outcomes go first.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from operator import itemgetter
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from specserve.coordinator.branches import Branches, Trunk
 from specserve.coordinator.outcomes import OutcomeOdds
 from specserve.coordinator.slots import SlotPool
 from specserve.transport.messages import Array
+
+_FEW = 40
+"""Candidates that are sooner looked at one by one than as columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ def allot(
     blocks: BlockPool,
 ) -> Branches:
     """At most `count` branches for each due trunk, none deeper than `wanted` of its request."""
+    if count * len(trunks) <= _FEW:
+        return _one_by_one(trunks, wanted, odds, count, bounds, slots.free_count, blocks)
     rows = [
         (index, len(each.chain.tokens), each.base, each.start, each.state.tokens_left, most, not each.known)
         for index, (each, most) in enumerate(zip(trunks, wanted, strict=True))
@@ -56,6 +63,42 @@ def allot(
         return Branches(*(column for column in (*found[:5], own)))
     in_turns = np.argsort(possible.nonzero()[1], kind="stable")
     return _within(found[:, in_turns], slots.free_count, blocks)
+
+
+def _one_by_one(
+    trunks: Sequence[Trunk],
+    wanted: Sequence[int],
+    odds: OutcomeOdds,
+    count: int,
+    bounds: Bounds,
+    free_slots: int,
+    blocks: BlockPool,
+) -> Branches:
+    """What `allot` says, candidate by candidate."""
+    found: list[tuple[int, int, int, int, int, int]] = []
+    size, free_blocks = blocks.block_tokens, blocks.free_count
+    due = [
+        (index, each, most, odds.likeliest(len(each.chain.tokens)).in_turn)
+        for index, (each, most) in enumerate(zip(trunks, wanted, strict=True))
+        if each.due
+    ]
+    for place, (index, each, most, outcomes) in product(range(count), due):
+        if place >= len(outcomes):
+            continue
+        kept, rank = outcomes[place]
+        end = each.base + kept
+        first = int(not each.known if kept == len(each.chain.tokens) else each.start < end)
+        depth = min(bounds.steps - first, most, each.state.tokens_left - kept - 2, bounds.context - end - 2)
+        if depth <= 0:
+            continue
+        depth = min(depth, free_slots)
+        own = -(-(end + depth) // size) - end // size
+        if depth <= 0 or own > free_blocks:
+            break
+        free_slots, free_blocks = free_slots - depth, free_blocks - own
+        found.append((index, kept, rank, first, depth, own))
+    found.sort(key=itemgetter(0))
+    return Branches(*np.array(found, dtype=np.int64).reshape(-1, 6).T)
 
 
 def _fill_outcomes(kept: Array, ranks: Array, odds: OutcomeOdds, lengths: Array) -> None:

@@ -198,7 +198,7 @@ class Committer:
         """Commit a verdict that `Round.check` let pass; requests whose answer is complete end."""
         commits: list[Commit] = []
         surplus: list[int] = []
-        now_s = self._clock()
+        now_s, block_tokens = self._clock(), self._blocks.block_tokens
         rows = zip(current.rows, lasts(verdict), verdict.next.tolist(), scores, strict=True)
         for entry, last, token, (logprobs, prompt_logprobs) in rows:
             state = entry.state
@@ -214,8 +214,9 @@ class Committer:
             if commit is None or commit.finish is not None:
                 state.target_cached = entry.start + entry.feed + (0 if commit is None else commit.kept)
             else:
-                state.target_cached = len(state.tokens) - 1
-                surplus += self._blocks.trim(state.target_table, state.target_cached)
+                covered = state.target_cached = len(state.tokens) - 1
+                if (len(state.target_table) - 1) * block_tokens >= covered:
+                    surplus += self._blocks.trim(state.target_table, covered)
         self._blocks.free(surplus)
         for commit in commits:
             if commit.finish is not None:

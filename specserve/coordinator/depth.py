@@ -75,8 +75,9 @@ class FixedDepth:
 
     def of(self, state: RequestState) -> int:
         """As much as is wanted and can be used."""
-        wanted, longest = self.wanted(state), min(state.longest, self._context)
-        usable = longest - len(state.tokens) - 1
+        asked, longest, context = state.request.depth, state.longest, self._context
+        wanted = self.depth if asked is None or asked > self.depth else asked
+        usable = (longest if longest < context else context) - len(state.tokens) - 1
         return wanted if wanted <= usable else max(0, usable)
 
     def ahead(self, state: RequestState) -> int:

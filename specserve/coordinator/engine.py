@@ -25,7 +25,7 @@ from specserve.coordinator.admission import check_request
 from specserve.coordinator.batches import CheckedRow, verify_message
 from specserve.coordinator.beside_drafts import BesideDrafts
 from specserve.coordinator.commits import Committer, Verdicts
-from specserve.coordinator.depth import Checked
+from specserve.coordinator.depth import Checked, DepthPolicy
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.fairness import enqueue, has_room
 from specserve.coordinator.guarded import Guarded
@@ -118,7 +118,6 @@ class Engine:
         self._verifier = VerifierLink(verifier, life, config.engine.rule)
         self._slots = SlotPool(config.engine.slot_count)
         self._blocks = pool_of(config.engine, target)
-        self._policy = policy_of(config.engine, DraftTiming.FREE, target.context_length, None)
         vocab = target.vocab_size
         self._draft_by(NoDrafts() if guesser is None else GuesserDrafts(Guarded(guesser, vocab)))
         own = {name: Guarded(each, vocab) for name, each in (guessers or {}).items()}
@@ -127,7 +126,8 @@ class Engine:
         self._speculating = guesser is not None
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._has_draft_worker = drafter is not None
-        self._scheduler = Scheduler(config.engine, self._blocks, self._depth_of, self._preempted)
+        self._policy: DepthPolicy = policy_of(config.engine, DraftTiming.FREE, target.context_length, None)
+        self._scheduler = Scheduler(config.engine, self._blocks, self._policy.of, self._preempted)
         if target.drafts:
             self._draft_beside()
         self._states: dict[str, RequestState] = {}
@@ -140,7 +140,8 @@ class Engine:
         self._round: Round | None = None  # rows that the verifier is computing
         self._accused: list[RequestState] = []  # the verifier that is away was working on them
         self._target_process = target.process
-        self._grown: list[RequestState] = []  # of the last round, until their full blocks are remembered
+        self._ended_in_flight: list[RequestState] = []  # while the verifier computes them: they keep their blocks
+        self._grown: list[RequestState] = []  # filled a block in the last round, until it is remembered
         self._round_number = 0
         self._round_began_s = 0.0
         self._shown_levels: PoolLevels | None = None
@@ -303,6 +304,11 @@ class Engine:
         self._worker = drafts if isinstance(drafts, WorkerSource) else None  # a draft worker feeds it
         self._beside = drafts if isinstance(drafts, BesideDrafts) else None  # the verifier is it
 
+    def _deepen_by(self, policy: DepthPolicy) -> None:
+        """This policy decides from now on how deep is drafted."""
+        self._policy = policy
+        self._scheduler.depth_of = policy.of
+
     # ---- rounds ---------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
@@ -382,30 +388,22 @@ class Engine:
         worker, beside = self._worker, self._beside
         checked = checked_rows(
             rows,
-            shows=(lambda _: False) if worker is None else worker.shows,
-            next_depth=(lambda _: None) if beside is None else beside.depth,
+            shows=None if worker is None or not worker.link.reads_hidden else worker.shows,
+            next_depth=None if beside is None else beside.depth,
         )
         if not checked:
             return False
         self._round_number += 1
-        for entry in checked:
-            self._verifier.open(entry.state)
+        self._verifier.open([entry.state for entry in checked])
         sent = verify_message(self._round_number, checked)
         # Before the message leaves: in one process the work is done when `send` returns.
         self.activity.sent("target", self._round_number, len(checked), len(sent.feeds) + len(sent.chains), checked)
         self._verifier.send(sent)
         slots = list(chained.from_iterable([entry.chain.slots for entry in checked]))
-        current = Round(sent, checked, slots, self._round_began_s, self._fallbacks(checked))
-        self._hold(current)
+        self._slots.retain(slots)  # what the round names is kept until it is over
+        self._round = Round(sent, checked, slots, self._round_began_s, self._fallbacks(checked))
         self._drafts.ahead(checked, self._clock())  # only now: the target is what everybody waits for
         return True
-
-    def _hold(self, current: Round) -> None:
-        """The round is in flight: what it names is kept until it is over."""
-        self._round = current
-        self._slots.retain(current.slots)
-        for entry in current.rows:
-            entry.state.in_flight = True
 
     def _fallbacks(self, checked: list[CheckedRow]) -> Counter[str]:
         """Decode rows without a draft, by why, where there should be drafts at all."""
@@ -415,7 +413,7 @@ class Engine:
         missed = "no_draft" if self._speculating else "draft_down"
         missed = "draft_slow" if late else missed
         plain = [entry.state for entry in checked if entry.due and not entry.chain.tokens]
-        return Counter(missed if self._depth_of(state) else self._unwanted(state) for state in plain)
+        return Counter(missed if self._policy.of(state) else self._unwanted(state) for state in plain)
 
     def _unwanted(self, state: RequestState) -> Literal["request", "load"]:
         """Why the depth is 0: the request wants no drafts or has no room for one, or the policy sees no gain."""
@@ -427,11 +425,9 @@ class Engine:
         self._round = None
         self._slots.free(current.slots)
         self.activity.returned("target", {})  # unless the verdict came, and with it the times
-        for entry in current.rows:
-            state = entry.state
-            state.in_flight = False
-            if state.stage is Stage.ENDED:
-                self._release_target(state)
+        ended, self._ended_in_flight = self._ended_in_flight, []
+        for state in ended:
+            self._release_target(state)
 
     def _commit(self, verdict: Verdict) -> None:
         current = self._round
@@ -449,7 +445,8 @@ class Engine:
         self._outbox.book()
         self._close_round(current)
         commits = self._committer.apply(current, verdict, scores)
-        self._grown = [entry.state for entry in current.rows]
+        size = self._blocks.block_tokens
+        self._grown = [entry.state for entry in current.rows if entry.state.target_cached // size > entry.start // size]
         going_on = [commit for commit in commits if commit.finish is None]
         self._drafts.committed(going_on)
         self._own_drafts.committed(going_on)
@@ -530,7 +527,9 @@ class Engine:
         del self._states[state.request.id]
         self._drafts.forget(state)
         self._own_drafts.forget(state)
-        if not state.in_flight:
+        if self._round is not None and self._round.names(state):
+            self._ended_in_flight.append(state)
+        else:
             self._release_target(state)
         stats = state.stats(self._clock())
         self._metrics.ended(finish, stats)
@@ -623,7 +622,7 @@ class Engine:
     def _attach_draft(self, channel: Channel, life: int, info: WorkerInfo) -> None:
         turns = takes_turns(self._config, self._target, info)
         timing = DraftTiming.WAITED if turns else DraftTiming.AHEAD
-        self._policy = policy_of(self._config, timing, self._target.context_length, info.context_length)
+        self._deepen_by(policy_of(self._config, timing, self._target.context_length, info.context_length))
         slot_waits = SlotWaits(self._metrics, self._clock)
         shared = (self._slots, self._policy, self._metrics, self.activity, slot_waits)
         link = WorkerLink(self._config, info, channel, life, *shared)
@@ -635,7 +634,7 @@ class Engine:
 
     def _draft_beside(self) -> None:
         """The verifier drafts what follows its verdicts: hidden from rounds as what is drafted ahead is."""
-        self._policy = policy_of(self._config, DraftTiming.AHEAD, self._target.context_length, None)
+        self._deepen_by(policy_of(self._config, DraftTiming.AHEAD, self._target.context_length, None))
         self._draft_by(BesideDrafts(self._policy, self._target.vocab_size, self._target.context_length))
         self._scheduler.lookahead = self._config.depth
         self._speculating = self._expects_drafts = True
@@ -713,9 +712,6 @@ class Engine:
         target: tuple[Role, ...] = () if self._verifier.up else ("target",)
         lacking = self._has_draft_worker and self._worker is None
         return (*target, "draft") if lacking else target
-
-    def _depth_of(self, state: RequestState) -> int:
-        return self._policy.of(state)
 
     def levels(self) -> PoolLevels:
         """How full the pools are."""

@@ -9,7 +9,7 @@ measured, and each outcome stands for itself.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -23,6 +23,9 @@ _FORGET = 0.998
 """Weight of an observation after one more."""
 
 _PRIOR_WEIGHT = 4.0
+
+_RANKED_AFTER = 64
+"""Chains that are checked before outcomes are ranked anew, at most; an eighth of those so far while that is less."""
 
 
 class _Share:
@@ -52,6 +55,7 @@ class Outcomes:
     kept: Array
     ranks: Array
     probabilities: list[float]
+    in_turn: list[tuple[int, int]]  # kept and rank of each
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -77,6 +81,8 @@ class OutcomeOdds:
         self._known: dict[int, Outcomes] = {}
         self._candidates: dict[int, Array] = {}  # kept and rank of all outcomes, [2, n], by length of chain
         self._expected: dict[int, float] = {}  # tokens kept, by depth
+        self._observed = 0  # chains
+        self._unranked = 0  # of them, those since outcomes were ranked
 
     def acceptance(self, position: int) -> float:
         """How often a draft at this chain position, from 0, is kept when those before it were."""
@@ -87,9 +93,10 @@ class OutcomeOdds:
         while len(self._accept) < length:
             self._accept.append(_Share(self._accept[-1].value if self._accept else 0.7))
 
-    def observe_chains(self, checked: Iterable[tuple[int, int]]) -> None:
+    def observe_chains(self, checked: Sequence[tuple[int, int]]) -> None:
         """Chains were checked: so many tokens were offered, and the first so many of them confirmed."""
         reached, confirmed = Counter[int](), Counter[int]()
+        self._unranked += len(checked)
         for (offered, kept), times in Counter(checked).items():
             for position in range(min(kept + 1, offered)):
                 reached[position] += times
@@ -103,6 +110,16 @@ class OutcomeOdds:
         for (whole_chain, rank, right), times in Counter(guesses).items():
             shares = self._bonuses if whole_chain else self._corrections
             shares[rank].observe(times * right, times)
+
+    def renew(self, lengths: Iterable[int]) -> None:
+        """Rank outcomes anew if much was observed since: of chains of these lengths now, of others when asked."""
+        if self._unranked < min(_RANKED_AFTER, self._observed // 8):
+            return
+        self._observed += self._unranked
+        self._unranked = 0
+        self.forget_plans()
+        for length in set(lengths):
+            self.likeliest(length)
 
     def forget_plans(self) -> None:
         """What was observed since counts from the next `likeliest` and `expected_kept` on."""
@@ -128,7 +145,8 @@ class OutcomeOdds:
         found += [reach * share.value for share in self._bonuses]
         order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
         kept, ranks = self._all(chain)[:, order]
-        return Outcomes(kept, ranks, [found[each] for each in order])
+        in_turn = list(zip(kept.tolist(), ranks.tolist(), strict=True))
+        return Outcomes(kept, ranks, [found[each] for each in order], in_turn)
 
     def _all(self, chain: int) -> Array:
         """Kept and rank of every outcome, in the order in which `_outcomes` works out how probable each is."""

@@ -35,6 +35,7 @@ class RefcountPool:
         self._counts = array("q", bytes(8 * capacity))
         self._count_array = np.frombuffer(self._counts, dtype=np.int64)
         self._free = array("q", range(capacity))
+        self._marks = np.empty(capacity, dtype=np.int64)  # only to see whether ids differ
 
     def resize(self, capacity: int) -> None:
         """From now on there are so many ids. Raises PoolError while any is held."""
@@ -131,10 +132,12 @@ class RefcountPool:
 
     def _many_held(self, listed: Sequence[int]) -> Ids | None:
         """These as an array, if they are many, all held and none named twice; what is amiss is found one by one."""
-        if len(listed) < _MANY or min(listed) < 0 or max(listed) >= self.capacity or len(set(listed)) < len(listed):
+        if len(listed) < _MANY:
             return None
         ids = np.array(listed, dtype=np.int64)
-        return ids if self._count_array[ids].all() else None
+        if np.count_nonzero(ids.view(np.uint64) >= self.capacity):
+            return None
+        return ids if self._count_array[ids].all() and self._all_differ(ids) else None
 
     def _drop(self, ids: Ids) -> Ids:
         """Drop one reference to each of these distinct ids, which are held; returns those that nobody holds now."""
@@ -153,15 +156,24 @@ class RefcountPool:
 
     def give_back(self, places: Ids) -> None:
         """`free` for distinct ids in an array, int64 [n]. Raises PoolError if one is not held, or named twice."""
-        named: list[int] = places.tolist()
-        if len(set(named)) < len(named):
-            raise PoolError(f"{self._what}s {named} given back, of which some are named twice")
-        if len(named) < _MANY:
+        if len(places) < _MANY:
+            named: list[int] = places.tolist()
+            if len(set(named)) < len(named):
+                raise PoolError(f"{self._what}s {named} given back, of which some are named twice")
             self.free(named)
             return
-        if min(named) < 0 or max(named) >= self.capacity or not self._count_array[places].all():
-            raise PoolError(f"{self._what}s {named} given back, which are not all held")
+        # As unsigned numbers, negative ones are too large as well.
+        if np.count_nonzero(places.view(np.uint64) >= self.capacity) or not self._count_array[places].all():
+            raise PoolError(f"{self._what}s {places.tolist()} given back, which are not all held")
+        if not self._all_differ(places):
+            raise PoolError(f"{self._what}s {places.tolist()} given back, of which some are named twice")
         self._free.frombytes(self._drop(places).tobytes())
+
+    def _all_differ(self, ids: Ids) -> bool:
+        """Whether none of these ids of this pool is named twice: each keeps the mark of its own place."""
+        order = np.arange(len(ids))
+        self._marks[ids] = order
+        return bool((self._marks[ids] == order).all())
 
     def check(self) -> None:
         """Prove that every id is free or held, never both, never neither. Raises PoolError."""

@@ -30,6 +30,10 @@ class Round:
         """What its verdict must name."""
         return self.sent.round
 
+    def names(self, state: RequestState) -> bool:
+        """Whether a request takes part."""
+        return any(entry.state is state for entry in self.rows)
+
     def check(self, verdict: Verdict, vocab_size: int) -> None:
         """Raise ProtocolError unless the verdict answers exactly these rows with possible values (invariant I1)."""
         if verdict.rows.tolist() != self.sent.rows.tolist():
@@ -89,13 +93,13 @@ def lasts(verdict: Verdict) -> list[int]:
 def checked_rows(
     rows: Iterable[TargetRow],
     *,
-    shows: Callable[[RequestState], bool],
-    next_depth: Callable[[RequestState], int | None],
+    shows: Callable[[RequestState], bool] | None,
+    next_depth: Callable[[RequestState], int] | None,
 ) -> list[CheckedRow]:
     """The planned rows that are still wanted, each with the chain that is drafted for it now.
 
-    shows: whether hidden states of a request are wanted of the target. next_depth: how many tokens the verifier is to
-    draft behind its verdict, None where nobody does.
+    shows: whether hidden states of a request are wanted of the target, None where nobody reads them. next_depth: how
+    many tokens the verifier is to draft behind its verdict, None where it does not.
     """
     return [
         CheckedRow(
@@ -106,9 +110,9 @@ def checked_rows(
             row.due,
             len(row.state.tokens),
             row.state.chain.first(row.depth) if row.due else NOTHING,
-            shows(row.state),
-            next_depth(row.state),
-            row.state.again(row.start, row.feed),
+            shows is not None and shows(row.state),
+            None if next_depth is None else next_depth(row.state),
+            row.state.again(row.start, row.feed) if row.state.target_lost else 0,
         )
         for row in rows
         if row.state.stage is Stage.RUNNING and row.state.target_cached == row.start

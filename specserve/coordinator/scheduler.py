@@ -46,7 +46,7 @@ class Scheduler:
         self._config = config
         self._shape = config.tree_shape
         self._blocks = blocks
-        self._depth_of = depth_of
+        self.depth_of = depth_of  # how many tokens a decode row is to check, or levels of a tree
         self._preempt = preempt
         self.waiting: deque[RequestState] = deque()
         self.spare_blocks = 0  # of a sibling's prompt that are computed anew, for hidden states before what it covers
@@ -91,7 +91,7 @@ class Scheduler:
         share = self._depth_share(len(decoding))
         for state in decoding:
             if state.stage is Stage.RUNNING:
-                depth = self._depth_of(state)
+                depth = self.depth_of(state)
                 fitting = min(share, depth) if self._shape is None else self._shape.within(depth, share)
                 self._add_decode(rows, state, fitting)
         if reading:
@@ -162,7 +162,11 @@ class Scheduler:
 
     def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int) -> None:
         length = len(state.tokens)
-        if not self._cover(state, length + self._drafted(depth)):
+        reach = length + self._drafted(depth)
+        # Most rows have their blocks already: a glance spares them the call.
+        if reach + self.lookahead > len(state.target_table) * self._blocks.block_tokens and not self._cover(
+            state, reach
+        ):
             depth = 0
             if not self._make_room(state, length):
                 return

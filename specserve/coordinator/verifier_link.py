@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specserve.coordinator.batches import open_message
 from specserve.coordinator.requests import RequestState
 from specserve.errors import ChannelError
@@ -33,11 +35,13 @@ class VerifierLink:
         except ChannelError:
             self.broken = True
 
-    def open(self, state: RequestState) -> None:
-        """Tell the verifier of a request that it has not heard of in its present epoch."""
-        if state.target_opened != (self.life, state.epoch):
-            state.target_opened = (self.life, state.epoch)
-            self.send(open_message(state, self._rule))
+    def open(self, states: Iterable[RequestState]) -> None:
+        """Tell the verifier of requests that it has not heard of in their present epoch."""
+        life = self.life
+        for state in states:
+            if state.target_opened != (life, state.epoch):
+                state.target_opened = (life, state.epoch)
+                self.send(open_message(state, self._rule))
 
     def close(self, state: RequestState) -> None:
         """The verifier may forget the request, if it was told of it."""

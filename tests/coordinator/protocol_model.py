@@ -250,7 +250,9 @@ class World:
         if state is None:
             return (name, name in self.cancelled, tuple(self.here.tokens(name)))
         opened = (state.target_opened is not None, state.draft_opened is not None)
-        stage = (state.stage is Stage.RUNNING, state.epoch, state.in_flight, state.suspect)
+        current = self.here.engine._round
+        in_flight = current is not None and current.names(state)
+        stage = (state.stage is Stage.RUNNING, state.epoch, in_flight, state.suspect)
         blame = (state.losses, any(each is state for each in self.here.engine._accused))
         caches = (state.target_cached, state.draft_cached, tuple(state.target_table), tuple(state.draft_table))
         return (name, len(state.tokens), stage, blame, caches, tuple(state.chain.tokens), opened, state.draft_known)
