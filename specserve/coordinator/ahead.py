@@ -136,7 +136,8 @@ class AheadDrafts(WorkerSource):
         if self._plan is not None or not self._due:
             return
         rows, self._due = self._due, []
-        current = [row for row in rows if _current(row)]
+        # Those that still stand where they stood when the round was sent.
+        current = [row for row in rows if _runs(row.state, row.epoch) and len(row.state.tokens) == row.length]
         trunks = fit(current, self.link.config.max_batch_tokens, self._follows, self._trunk)
         if not trunks:
             return
@@ -186,11 +187,13 @@ class AheadDrafts(WorkerSource):
         text = self._reach(row, among)
         depth = link.policy.ahead(state) if row.due and text == row.start + row.feed else 0
         chain = row.chain if depth and row.chain.slots else NOTHING
-        whole = text + len(chain.tokens)
-        end = min(whole, link.context)
-        due = depth > 0 and end == whole
-        start = max(min(state.draft_cached, end - 1), state.draft_origin) if due else state.draft_cached
-        feed = min(end - start, budget)
+        end = text + len(chain.tokens)
+        due = depth > 0 and end <= link.context
+        start = state.draft_cached
+        if due and start >= end:  # the last token is read again, to look behind it
+            start = max(end - 1, state.draft_origin)
+        feed = min(end, link.context) - start
+        feed = min(feed, budget)
         if feed <= 0:
             return None
         covered = len(state.draft_table) * link.blocks.block_tokens
@@ -341,7 +344,7 @@ class AheadDrafts(WorkerSource):
         """Take over the branches that came true; without one the draft goes on from the committed tokens."""
         slots: list[int] = []
         outcomes: list[tuple[int, int, int]] = []  # trunk, tokens kept, next token
-        plan = self._plan
+        plan, checked = self._plan, self._checked
         for commit in commits:
             state, tokens = commit.state, commit.tokens
             chain, length, kept = state.chain, len(state.tokens), len(tokens) - 1
@@ -349,7 +352,7 @@ class AheadDrafts(WorkerSource):
                 slots += chain.held
                 state.chain = NOTHING
             if commit.source is None:  # what others guessed says nothing of this draft
-                self._checked.append((commit.offered, kept))
+                checked.append((commit.offered, kept))
             if state.draft_cached >= length:
                 state.draft_cached = length - 1
             trunk = None if plan is None else plan.trunk_of(state, length - kept - 1)
@@ -439,11 +442,6 @@ def _fitting(left: _TimeLeft, cost_s: float, deepest: int) -> _Steps:
     in_time = max(2, min(deepest, int(left.until_verdict_s / cost_s)))
     one_more = in_time < deepest and (in_time + 1) * cost_s <= left.until_next_plan_s
     return _Steps(in_time, in_time + one_more)
-
-
-def _current(row: CheckedRow) -> bool:
-    """The request still stands where it stood when the round was sent."""
-    return _runs(row.state, row.epoch) and len(row.state.tokens) == row.length
 
 
 def _runs(state: RequestState, epoch: int) -> bool:

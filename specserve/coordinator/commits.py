@@ -225,9 +225,10 @@ class Committer:
 
     def _commit(self, entry: CheckedRow, last: int, token: int, scores: RowScores, now_s: float) -> Commit | None:
         """Commit one due row; None when its request ended in an error instead."""
-        state, tokens = entry.state, entry.emitted(last, token)
+        state, chain = entry.state, entry.chain
+        tokens = entry.emitted(last, token)
         kept = len(tokens) - 1
-        commit = Commit(state, tokens, entry.chain.reach(last), kept, kept, scores, len(entry.chain.tokens))
+        commit = Commit(state, tokens, chain.reach(last), kept, kept, scores, len(chain.tokens))
         if not goes_on(state, tokens, self._context):
             try:
                 commit.end(cut(state, tokens, self._tokenizer.end_tokens, self._context))
