@@ -67,7 +67,7 @@ class FixedDepth:
     def wanted(self, state: RequestState) -> int:
         """See `DepthPolicy`."""
         asked = state.request.depth
-        return self.depth if asked is None else min(asked, self.depth)
+        return self.depth if asked is None or asked > self.depth else asked
 
     @cached_property
     def _context(self) -> int:
@@ -82,11 +82,12 @@ class FixedDepth:
 
     def ahead(self, state: RequestState) -> int:
         """What is wanted; the outcome that it is drafted for may leave less."""
-        return self.wanted(state)
+        asked = state.request.depth
+        return self.depth if asked is None or asked > self.depth else asked
 
     def drafting(self, state: RequestState) -> bool:
         """Always, where drafts are wanted at all."""
-        return self.wanted(state) > 0
+        return self.depth > 0 and state.request.depth != 0
 
     def plan(self, states: Sequence[RequestState]) -> None:
         """Nothing depends on the batch."""

@@ -18,6 +18,8 @@ from dataclasses import replace
 from itertools import chain as chained
 from typing import Literal
 
+import numpy as np
+
 from specserve.config import Config
 from specserve.coordinator.activity import Activity
 from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming, policy_of
@@ -364,13 +366,14 @@ class Engine:
         now = self._clock()
         self._round_began_s = now if self._last_end_s is None else self._last_end_s
         self._places.admitted(self._scheduler.admit(now))
-        self._policy.plan([state for state in self._scheduler.running if state.decoding])
-        rows = self._scheduler.plan()
+        decoding = self._scheduler.decoding()
+        self._policy.plan(decoding)
+        rows = self._scheduler.plan(decoding)
         self.activity.idle(not self._states)
         if not rows:
             self._last_end_s = None
             return
-        alone = [row for row in rows if row.state.alone]
+        alone = [row for row in rows if (row.state.suspect or row.state.losses) and row.state.alone]
         if alone:
             alone[0].depth = 0
             self._verify(alone[:1])
@@ -399,8 +402,8 @@ class Engine:
         # Before the message leaves: in one process the work is done when `send` returns.
         self.activity.sent("target", self._round_number, len(checked), len(sent.feeds) + len(sent.chains), checked)
         self._verifier.send(sent)
-        slots = list(chained.from_iterable([entry.chain.slots for entry in checked]))
-        self._slots.retain(slots)  # what the round names is kept until it is over
+        slots = np.array(list(chained.from_iterable([entry.chain.slots for entry in checked])), dtype=np.int64)
+        self._slots.hold(slots)  # what the round names is kept until it is over
         self._round = Round(sent, checked, slots, self._round_began_s, self._fallbacks(checked))
         self._drafts.ahead(checked, self._clock())  # only now: the target is what everybody waits for
         return True
@@ -423,7 +426,7 @@ class Engine:
     def _close_round(self, current: Round) -> None:
         """Drop the batch's own references; release requests that ended while it was computed."""
         self._round = None
-        self._slots.free(current.slots)
+        self._slots.give_back(current.slots)
         self.activity.returned("target", {})  # unless the verdict came, and with it the times
         ended, self._ended_in_flight = self._ended_in_flight, []
         for state in ended:

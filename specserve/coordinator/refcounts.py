@@ -107,6 +107,14 @@ class RefcountPool:
         for place in listed:
             counts[place] += 1
 
+    def hold(self, places: Ids) -> None:
+        """`retain` for distinct ids in an array, int64 [n]. Raises PoolError if one is not held, or named twice."""
+        if len(places) < _MANY:
+            self.retain(places.tolist())
+            return
+        self._check_given(places)
+        self._count_array[places] += 1
+
     def free(self, places: Iterable[int]) -> list[int]:
         """Drop one reference per mention; ids whose count reaches 0 return to the pool and are returned, in order.
 
@@ -162,12 +170,16 @@ class RefcountPool:
                 raise PoolError(f"{self._what}s {named} given back, of which some are named twice")
             self.free(named)
             return
-        # As unsigned numbers, negative ones are too large as well.
-        if np.count_nonzero(places.view(np.uint64) >= self.capacity) or not self._count_array[places].all():
-            raise PoolError(f"{self._what}s {places.tolist()} given back, which are not all held")
-        if not self._all_differ(places):
-            raise PoolError(f"{self._what}s {places.tolist()} given back, of which some are named twice")
+        self._check_given(places)
         self._free.frombytes(self._drop(places).tobytes())
+
+    def _check_given(self, ids: Ids) -> None:
+        """Raise PoolError unless all of these are held and none is named twice."""
+        # As unsigned numbers, negative ones are too large as well.
+        if np.count_nonzero(ids.view(np.uint64) >= self.capacity) or not self._count_array[ids].all():
+            raise PoolError(f"{self._what}s {ids.tolist()} were named, which are not all held")
+        if not self._all_differ(ids):
+            raise PoolError(f"{self._what}s {ids.tolist()} were named, some of them twice")
 
     def _all_differ(self, ids: Ids) -> bool:
         """Whether none of these ids of this pool is named twice: each keeps the mark of its own place."""

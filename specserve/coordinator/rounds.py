@@ -9,6 +9,7 @@ from itertools import repeat
 from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.chain import NOTHING
 from specserve.coordinator.logprobs import RowScores, read
+from specserve.coordinator.refcounts import Ids
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.scheduler import TargetRow
 from specserve.errors import ProtocolError
@@ -21,7 +22,7 @@ class Round:
 
     sent: Verify
     rows: list[CheckedRow]
-    slots: list[int]  # of all chains; the round holds a reference to each
+    slots: Ids  # of all chains; the round holds a reference to each
     began_s: float
     fallbacks: Mapping[str, int] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ the youngest request gives its blocks back and waits to be refilled.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specserve.config import EngineConfig
@@ -83,10 +83,16 @@ class Scheduler:
             missing -= self._blocks.held_prefix(state.keys)
         return max(0, missing)
 
-    def plan(self) -> list[TargetRow]:
-        """The rows of the next round, their blocks allocated; may preempt the youngest to make room."""
+    def decoding(self) -> list[RequestState]:
+        """The running requests whose next row is a decode row."""
+        return [state for state in self.running if state.target_cached == len(state.tokens) - 1]
+
+    def plan(self, decoding: Sequence[RequestState]) -> list[TargetRow]:
+        """The rows of the next round, their blocks allocated; may preempt the youngest to make room.
+
+        decoding: what `decoding` said, and nothing has changed since.
+        """
         rows: list[TargetRow] = []
-        decoding = [state for state in self.running if state.decoding]
         reading = len(decoding) < len(self.running)  # now: making room for a decoding one may end that one's turn
         share = self._depth_share(len(decoding))
         for state in decoding:
