@@ -149,6 +149,7 @@ class AheadPlan:
         self._tokens = np.full(shape, _NONE, dtype=np.int32)
         self._dist_rows = np.full(shape, _NONE, dtype=np.int32)  # counted over all pushes
         self._pushed: list[Dists] = []
+        self._dist_count = 0  # rows of all of them
         self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
 
     @cached_property
@@ -229,18 +230,36 @@ class AheadPlan:
             return False
         self._seen.add(push.step)
         self.busy_s += push.busy_s
-        at = push.branches, columns
-        self._tokens[at] = push.tokens
         if count:
             self._drawn = len(push.dists.rows) > 0
+        if len(columns) <= _FEW:
+            self._write_few(push, columns)
+        else:
+            self._write(push, columns, count)
         if len(push.dists.rows):
-            if count < len(columns):
-                drafted = columns.nonzero()[0]
-                at = push.branches[drafted], columns[drafted]
-            first = sum([len(dists.rows) for dists in self._pushed])
-            self._dist_rows[at] = np.arange(first, first + count)
+            self._dist_count += count
             self._pushed.append(push.dists)
         return True
+
+    def _write_few(self, push: PushAhead, columns: Array) -> None:
+        """What `_write` does, for so few nodes that one by one is quicker."""
+        tokens, dist_rows, row, drawn = self._tokens, self._dist_rows, self._dist_count, len(push.dists.rows) > 0
+        for branch, column, token in zip(push.branches.tolist(), columns.tolist(), push.tokens.tolist(), strict=True):
+            tokens[branch, column] = token
+            if column and drawn:
+                dist_rows[branch, column] = row
+                row += 1
+
+    def _write(self, push: PushAhead, columns: Array, count: int) -> None:
+        """Put pushed tokens where they belong and, where they were drawn, the number of the dist of each."""
+        at = push.branches, columns
+        self._tokens[at] = push.tokens
+        if not len(push.dists.rows):
+            return
+        if count < len(columns):
+            drafted = columns.nonzero()[0]
+            at = push.branches[drafted], columns[drafted]
+        self._dist_rows[at] = np.arange(self._dist_count, self._dist_count + count)
 
     def _check(self, push: PushAhead, columns: Array, drafted: int, vocab_size: int) -> None:
         count = len(push.tokens)

@@ -110,7 +110,7 @@ class RefcountPool:
     def hold(self, places: Ids) -> None:
         """`retain` for distinct ids in an array, int64 [n]. Raises PoolError if one is not held, or named twice."""
         if len(places) < _MANY:
-            self.retain(places.tolist())
+            self.retain(self._listed(places))
             return
         self._check_given(places)
         self._count_array[places] += 1
@@ -165,13 +165,17 @@ class RefcountPool:
     def give_back(self, places: Ids) -> None:
         """`free` for distinct ids in an array, int64 [n]. Raises PoolError if one is not held, or named twice."""
         if len(places) < _MANY:
-            named: list[int] = places.tolist()
-            if len(set(named)) < len(named):
-                raise PoolError(f"{self._what}s {named} given back, of which some are named twice")
-            self.free(named)
+            self.free(self._listed(places))
             return
         self._check_given(places)
         self._free.frombytes(self._drop(places).tobytes())
+
+    def _listed(self, ids: Ids) -> list[int]:
+        """These few ids one by one. Raises PoolError if one is named twice."""
+        listed: list[int] = ids.tolist()
+        if len(set(listed)) < len(listed):
+            raise PoolError(f"{self._what}s {listed} were named, some of them twice")
+        return listed
 
     def _check_given(self, ids: Ids) -> None:
         """Raise PoolError unless all of these are held and none is named twice."""

@@ -112,6 +112,13 @@ class Case:
         return PushAhead(1, step, False, **fields, busy_s=0.001)
 
 
+@pytest.fixture(params=[0, 1000], ids=["arrays", "one by one"])
+def either_way(request, monkeypatch):
+    """Few pushed nodes are seen to one by one, many as arrays: to both of which the same holds."""
+    monkeypatch.setattr("specserve.coordinator.branches._FEW", request.param)
+
+
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("drawn", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_branch_that_comes_true_brings_what_has_come_for_it(seed, drawn):
@@ -183,6 +190,7 @@ def ints(*values):
     return np.array(values, dtype=np.int32)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -183,14 +183,22 @@ def test_many_ids_are_counted_as_they_are_one_by_one(call, spoil) -> None:
 
 
 @pytest.mark.parametrize("spoil", [[], [299], [-1], [300], [50]], ids=["good", "twice", "negative", "beyond", "free"])
-def test_many_ids_of_an_array_go_back_as_they_would_one_by_one(spoil) -> None:
+def test_many_ids_of_an_array_are_held_and_go_back_as_they_would_one_by_one(spoil) -> None:
     """An id that is named twice, or not held, changes nothing."""
     together, apart = SlotPool(300), SlotPool(300)
     leased = together.lease(200)
     assert apart.alloc(200) == leased.tolist()
     if spoil:
         with pytest.raises(PoolError):
+            together.hold(np.concatenate([leased, spoil]))
+        with pytest.raises(PoolError):
             together.give_back(np.concatenate([leased, spoil]))
+    together.hold(leased)
+    apart.retain(leased.tolist())
+    together.give_back(leased)
+    apart.free(leased.tolist())
+    together.check()
+    assert [together.count(place) for place in range(300)] == [apart.count(place) for place in range(300)]
     together.give_back(leased)
     apart.free(leased.tolist())
     together.check()
@@ -237,6 +245,16 @@ class PoolMachine(RuleBasedStateMachine):
         released = [p for i, p in enumerate(places) if not self.counts[p] and p not in places[i + 1 :]]
         assert self.pool.free(places) == released
         self.free += released
+
+    @rule(places=st.lists(st.integers(-1, 12), max_size=12))
+    def hold_an_array(self, places):
+        if len(set(places)) < len(places) or not all(0 <= place < 12 and self.counts[place] for place in places):
+            with pytest.raises(PoolError):
+                self.pool.hold(np.array(places, dtype=np.int64))
+            return
+        self.pool.hold(np.array(places, dtype=np.int64))
+        for place in places:
+            self.counts[place] += 1
 
     @rule(places=st.lists(st.integers(-1, 12), max_size=12))
     def give_an_array_back(self, places):
