@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from specserve.errors import ConfigError
-from specserve.tree_shape import TreeShape
+from specserve.tree_shape import TreeShape, static
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -185,8 +185,8 @@ class EngineConfig(Section):
     depth: int = Field(4, ge=0, le=64, description="drafted tokens per request and round; 0 is plain decoding")
     depth_policy: Literal["fixed", "adaptive"] = Field(
         "fixed",
-        description="fixed drafts to engine.depth in every round; adaptive drafts as deep as it measures to pay, for "
-        "each request, and not at all where plain decoding is faster",
+        description="fixed drafts to engine.depth in every round; adaptive drafts as deep, or trees as large, as it "
+        "measures to pay, for each request, and not at all where plain decoding is faster",
     )
     outcomes: int | Literal["auto"] = Field(
         "auto",
@@ -281,11 +281,10 @@ class EngineConfig(Section):
             raise ValueError(f"tree_nodes {self.tree_nodes} is below depth {self.depth}: a path needs as many")
         if self.slots is not None and shape.parents(self.depth) > self.slots:
             raise ValueError(f"the tree needs {shape.parents(self.depth)} slots for a request, slots is {self.slots}")
-        if self.outcomes not in ("auto", 0) or self.depth_policy != "fixed":
+        if self.outcomes not in ("auto", 0):
             raise ValueError(
                 "trees are drafted behind a verdict, which tells the token that they grow from (ahead of it every "
-                "outcome would need a tree of its own), and to a fixed depth; set outcomes to 0 or auto and "
-                "depth_policy to fixed, or leave tree out"
+                "outcome would need a tree of its own); set outcomes to 0 or auto, or leave tree out"
             )
         return self
 
@@ -301,8 +300,7 @@ class EngineConfig(Section):
             return None
         if self.tree == "dynamic":
             return TreeShape(None, self.tree_width, self.tree_nodes)
-        branching = (*self.tree, *[1] * (self.depth - len(self.tree)))
-        return TreeShape(branching, max(branching), TreeShape(branching, 0, 0).nodes(self.depth))
+        return static((*self.tree, *[1] * (self.depth - len(self.tree))))
 
     @property
     def slot_count(self) -> int:

@@ -138,7 +138,7 @@ class AheadDrafts(WorkerSource):
         rows, self._due = self._due, []
         # Those that still stand where they stood when the round was sent.
         current = [row for row in rows if _runs(row.state, row.epoch) and len(row.state.tokens) == row.length]
-        trunks = fit(current, self.link.config.max_batch_tokens, self._follows, self._trunk)
+        trunks = fit(current, self.link.config.max_batch_tokens, self._trunk)
         if not trunks:
             return
         self._number = self.link.number_plan()
@@ -182,10 +182,14 @@ class AheadDrafts(WorkerSource):
 
     def _trunk(self, row: CheckedRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> Trunk | None:
         state, link = row.state, self.link
+        depth = link.policy.ahead(state) if row.due else 0
+        if not depth and not self._follows(state):
+            return None
         if not state.draft_table:
             link.share(state, among)
         text = self._reach(row, among)
-        depth = link.policy.ahead(state) if row.due and text == row.start + row.feed else 0
+        if text != row.start + row.feed:
+            depth = 0
         chain = row.chain if depth and row.chain.slots else NOTHING
         end = text + len(chain.tokens)
         due = depth > 0 and end <= link.context

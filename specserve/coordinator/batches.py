@@ -46,7 +46,7 @@ class CheckedRow:
 class DraftRow:
     """One request's share of a plan: feed tokens[start : start + feed], then draft one token per leased slot.
 
-    levels: those of the tree that is drafted instead, 0 for a chain.
+    levels: those of the tree that is drafted instead, 0 for a chain; nodes: the most that it may have.
     """
 
     state: RequestState
@@ -55,6 +55,7 @@ class DraftRow:
     feed: int
     slots: list[int]
     levels: int = 0
+    nodes: int = 0
 
 
 def open_message(state: RequestState, rule: str) -> Open:
@@ -80,6 +81,7 @@ def plan_message(number: int, rows: Sequence[DraftRow]) -> Plan:
     """The columnar plan of these rows; tables cover the feed and all drafts but the last, which is never fed."""
     tables = [row.state.draft_table for row in rows]
     levels = [row.levels for row in rows]
+    trees = any(levels)
     return Plan(
         plan=number,
         rows=np.array([row.state.row for row in rows], dtype=np.int64),
@@ -91,7 +93,8 @@ def plan_message(number: int, rows: Sequence[DraftRow]) -> Plan:
         slots=flat([row.slots for row in rows]),
         table_lengths=ints([len(table) for table in tables]),
         tables=joined(tables),
-        levels=ints(levels if any(levels) else []),
+        levels=ints(levels if trees else []),
+        nodes=ints([row.nodes for row in rows] if trees else []),
     )
 
 
@@ -136,6 +139,8 @@ def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, Array]:
     places: list[int] = []
     for checked in rows:
         chain, count = checked.chain, len(checked.chain.tokens)
+        if not count:
+            continue
         dists = chain.dists
         if dists is None or checked.state.request.sampling.temperature <= 0:
             places += [-1] * count

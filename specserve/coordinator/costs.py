@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import numpy as np
@@ -31,8 +31,12 @@ _NO_TIME_S = 1e-6
 _COMMON = 0.9
 """Of a change in one kind of round, how much is held to be a change in all of them, in logarithms."""
 
-_FORGOTTEN = 2000
+_FORGOTTEN = 500
 """Measurements after which a size that none of them was of is forgotten."""
+
+_TRUSTED, _MANY = 3, 8
+"""Measurements of a size from which on it is believed where others are known, and from which on its median is taken.
+The first steps of a size take longer than all others; to believe them would mean never to see any others."""
 
 
 class Mean:
@@ -59,7 +63,7 @@ class _Size:
     @property
     def seconds(self) -> float:
         if self._middle is None:
-            self._middle = median(self.seen)
+            self._middle = median(self.seen) if len(self.seen) >= _MANY else min(self.seen)
         return self._middle * self.scale
 
     def observe(self, size: int, seconds: float, at: int) -> None:
@@ -72,7 +76,8 @@ class _Size:
 class Curve:
     """Seconds by size, in sizes about a fifth apart: medians of the newest measurements, made to rise with the size.
 
-    Medians, because what disturbs a measurement is a late thread or a busy neighbour, and always makes it longer. The
+    Medians, because what disturbs a measurement is a late thread or a busy neighbour, and always makes it longer; of
+    few measurements the shortest, for the same reason, and of very few none, where others were measured more often. The
     rising fit pools neighbours that contradict each other (isotonic regression, Ayer et al. 1955). Beyond the largest
     size seen the curve is flat: what was never tried counts as cheap, so it is tried. A size that was not seen for
     `_FORGOTTEN` measurements is forgotten, and so is tried again.
@@ -123,6 +128,13 @@ class Curve:
         slope = (seconds[above] - seconds[here]) / (known[above] - known[here])
         return slope * (size - known[here]) + seconds[here]
 
+    def function(self) -> Callable[[FloatArray], FloatArray] | None:
+        """`seconds` as it is now; None before the first measurement."""
+        if not self._sizes:
+            return None
+        known, seconds = self._rising_fit()
+        return lambda sizes: np.interp(sizes, known, seconds)
+
     def seconds(self, sizes: FloatArray, origin: tuple[float, float] | None = None) -> FloatArray | None:
         """float64 [n] for float64 [n]: seconds expected of each size; None before the first measurement.
 
@@ -139,7 +151,8 @@ class Curve:
         if self._fit is None:
             oldest = self._count - _FORGOTTEN
             self._sizes = {key: each for key, each in self._sizes.items() if each.at > oldest}
-            points = [self._sizes[key] for key in sorted(self._sizes)]
+            every = [self._sizes[key] for key in sorted(self._sizes)]
+            points = [each for each in every if len(each.seen) >= _TRUSTED] or every
             rising = _rising([each.seconds for each in points], [len(each.seen) for each in points])
             self._fit = [each.size for each in points], rising
         return self._fit
@@ -169,7 +182,8 @@ class RoundCosts:
     """Seconds of rounds of decode rows, coordinator's time included, as they were measured.
 
     plain: while nothing is drafted; bare: no drafts to check, though drafting goes on; both by rows. checked: with
-    drafts, by positions. draft_step: what a round waits for one step of drafting, by rows; taken off the others.
+    drafts, by positions. draft_step: what a round waits for one step of drafting, by the tokens that it makes, at least
+    one for each row; taken off the others.
 
     What slows down one kind of round slows down all of them, as longer contexts or a busy host do: most of a change
     in what was just measured is carried over to the rest, so that it can be compared with what was measured long ago.
@@ -187,6 +201,11 @@ class RoundCosts:
         if factor != 1.0:
             for each in (self.plain, self.bare, self.checked, self.draft_step):
                 each.stretch(factor, but=size if each is curve else None)
+
+    @property
+    def step_seconds(self) -> Callable[[FloatArray], FloatArray] | None:
+        """Seconds of steps of drafting that make so many tokens; None where no round was seen to wait for any."""
+        return self.draft_step.function()
 
     def plain_s(self, rows: int) -> float | None:
         """Seconds of plain decoding, by what resembles it most; None when nothing is known."""

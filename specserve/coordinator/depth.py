@@ -7,16 +7,39 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from specserve.coordinator.chain import Chain
+from specserve.coordinator.commits import Commit
 from specserve.coordinator.requests import RequestState
+from specserve.coordinator.rounds import Round, lasts
+from specserve.coordinator.trees import Tree
+from specserve.transport.messages import Verdict
+from specserve.tree_shape import TreeShape
 from specserve.types import RoundStats, RowId
 
 
 class Checked(NamedTuple):
-    """What one decode row offered in a round, and how much of it the target kept."""
+    """What one decode row offered in a round, a chain of so many tokens, and how many of them the target kept.
+
+    Of a tree: its levels, the length of the path that was kept, and what was met on it, as `Tree.met` says; `nodes`
+    are all of it.
+    """
 
     row: RowId
     offered: int
     kept: int
+    nodes: int
+    met: Sequence[tuple[int, int]] | None = None
+
+
+def checked_of(current: Round, verdict: Verdict, commits: Sequence[Commit]) -> list[Checked]:
+    """What became of the round's drafts, for the requests to which it committed something."""
+    ends = {entry.state.row: (entry.chain, last) for entry, last in zip(current.rows, lasts(verdict), strict=True)}
+    return [_checked(commit.state.row, *ends[commit.state.row], commit.confirmed) for commit in commits]
+
+
+def _checked(row: RowId, chain: Chain, last: int, kept: int) -> Checked:
+    met = chain.met(last) if isinstance(chain, Tree) else None
+    return Checked(row, chain.depth, kept, len(chain.tokens), met)
 
 
 class DepthPolicy(Protocol):
@@ -33,6 +56,10 @@ class DepthPolicy(Protocol):
 
     def of(self, state: RequestState) -> int:
         """The depth of this request in the round that was planned; 0 is plain decoding."""
+        ...
+
+    def shape(self, state: RequestState) -> TreeShape | None:
+        """The limits of its tree in that round; None where chains are drafted."""
         ...
 
     def ahead(self, state: RequestState) -> int:
@@ -57,12 +84,13 @@ class FixedDepth:
     """The deployment's depth, or the request's own, within what can still be used.
 
     A drafted token is worth nothing past the answer's end, so depth ≤ tokens left − 1 and ≤ context left − 1, for the
-    target's context and for the draft's own.
+    target's context and for the draft's own. tree: the limits of every tree, where trees are drafted.
     """
 
     depth: int
     target_context: int
     draft_context: int | None
+    tree: TreeShape | None = None
 
     def wanted(self, state: RequestState) -> int:
         """See `DepthPolicy`."""
@@ -79,6 +107,11 @@ class FixedDepth:
         wanted = self.depth if asked is None or asked > self.depth else asked
         usable = (longest if longest < context else context) - len(state.tokens) - 1
         return wanted if wanted <= usable else max(0, usable)
+
+    def shape(self, state: RequestState) -> TreeShape | None:
+        """The deployment's."""
+        del state
+        return self.tree
 
     def ahead(self, state: RequestState) -> int:
         """What is wanted; the outcome that it is drafted for may leave less."""

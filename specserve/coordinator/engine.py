@@ -27,7 +27,7 @@ from specserve.coordinator.admission import check_request
 from specserve.coordinator.batches import CheckedRow, verify_message
 from specserve.coordinator.beside_drafts import BesideDrafts
 from specserve.coordinator.commits import Committer, Verdicts
-from specserve.coordinator.depth import Checked, DepthPolicy
+from specserve.coordinator.depth import DepthPolicy, checked_of
 from specserve.coordinator.drafts import DraftSource, Guesser, GuesserDrafts, NoDrafts
 from specserve.coordinator.fairness import enqueue, has_room
 from specserve.coordinator.guarded import Guarded
@@ -129,7 +129,7 @@ class Engine:
         self._expects_drafts = config.engine.depth > 0 and (draft is not None or guesser is not None)
         self._has_draft_worker = drafter is not None
         self._policy: DepthPolicy = policy_of(config.engine, DraftTiming.FREE, target.context_length, None)
-        self._scheduler = Scheduler(config.engine, self._blocks, self._policy.of, self._preempted)
+        self._scheduler = Scheduler(config.engine, self._blocks, self._policy, self._preempted)
         if target.drafts:
             self._draft_beside()
         self._states: dict[str, RequestState] = {}
@@ -309,7 +309,7 @@ class Engine:
     def _deepen_by(self, policy: DepthPolicy) -> None:
         """This policy decides from now on how deep is drafted."""
         self._policy = policy
-        self._scheduler.depth_of = policy.of
+        self._scheduler.policy = policy
 
     # ---- rounds ---------------------------------------------------------------------------------------------
 
@@ -464,8 +464,7 @@ class Engine:
         if self._traces is not None:
             self._traces.committed(verdicts)
         if isinstance(self._policy, AdaptiveDepth):
-            checked = [Checked(commit.state.row, commit.offered, commit.confirmed) for commit in commits]
-            self._policy.observe(verdicts.stats(), checked)
+            self._policy.observe(verdicts.stats(), checked_of(current, verdict, commits))
         self._last_end_s = now
 
     def _fail_rows(self, failure: Failed) -> None:

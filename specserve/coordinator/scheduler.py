@@ -12,18 +12,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from specserve.config import EngineConfig
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.sharing import reusable, shareable, siblings
+from specserve.tree_shape import TreeShape
 
 
 @dataclass(slots=True)
 class TargetRow:
     """One request's share of a target forward: tokens[start : start + feed] and, when due, drafts to `depth`.
 
-    due: the feed ends at the newest committed token.
+    due: the feed ends at the newest committed token. shape: the limits of its tree, where trees are drafted.
     """
 
     state: RequestState
@@ -31,6 +33,14 @@ class TargetRow:
     feed: int
     depth: int
     due: bool
+    shape: TreeShape | None = None
+
+
+class DraftSizes(Protocol):
+    """What of a depth policy matters here: how many tokens a row is to check, or levels and limits of its tree."""
+
+    def of(self, state: RequestState) -> int: ...
+    def shape(self, state: RequestState) -> TreeShape | None: ...
 
 
 class Scheduler:
@@ -40,13 +50,12 @@ class Scheduler:
         self,
         config: EngineConfig,
         blocks: BlockPool,
-        depth_of: Callable[[RequestState], int],
+        policy: DraftSizes,
         preempt: Callable[[RequestState], None],
     ) -> None:
         self._config = config
-        self._shape = config.tree_shape
         self._blocks = blocks
-        self.depth_of = depth_of  # how many tokens a decode row is to check, or levels of a tree
+        self.policy = policy  # how deep and how large the drafts are that decode rows check
         self._preempt = preempt
         self.waiting: deque[RequestState] = deque()
         self.spare_blocks = 0  # of a sibling's prompt that are computed anew, for hidden states before what it covers
@@ -95,18 +104,19 @@ class Scheduler:
         rows: list[TargetRow] = []
         reading = len(decoding) < len(self.running)  # now: making room for a decoding one may end that one's turn
         share = self._depth_share(len(decoding))
+        depth_of, trees = self.policy.of, self._config.tree_shape is not None
         for state in decoding:
             if state.stage is Stage.RUNNING:
-                depth = self.depth_of(state)
-                fitting = min(share, depth) if self._shape is None else self._shape.within(depth, share)
-                self._add_decode(rows, state, fitting)
+                depth, shape = depth_of(state), self.policy.shape(state) if trees else None
+                fitting = min(share, depth) if shape is None else shape.within(depth, share)
+                self._add_decode(rows, state, fitting, shape)
         if reading:
             self._add_prompts(rows)
         return [row for row in rows if row.state.stage is Stage.RUNNING]
 
     def _add_prompts(self, rows: list[TargetRow]) -> None:
         """Rows of requests that do not decode yet, beside these of those that do."""
-        budget = self._config.max_batch_tokens - sum(row.feed + self._drafted(row.depth) for row in rows)
+        budget = self._config.max_batch_tokens - sum(row.feed + drafted(row.depth, row.shape) for row in rows)
         if rows:
             budget = min(budget, self._config.prefill_budget)
         for state in list(self.running):
@@ -162,13 +172,9 @@ class Scheduler:
             left -= min(self._config.prefill_chunk, self._config.prefill_budget, left)
         return left // decoding
 
-    def _drafted(self, depth: int) -> int:
-        """The most tokens that are drafted to this depth."""
-        return depth if self._shape is None else self._shape.nodes(depth)
-
-    def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int) -> None:
+    def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int, shape: TreeShape | None) -> None:
         length = len(state.tokens)
-        reach = length + self._drafted(depth)
+        reach = length + drafted(depth, shape)
         # Most rows have their blocks already: a glance spares them the call.
         if reach + self.lookahead > len(state.target_table) * self._blocks.block_tokens and not self._cover(
             state, reach
@@ -176,7 +182,7 @@ class Scheduler:
             depth = 0
             if not self._make_room(state, length):
                 return
-        rows.append(TargetRow(state, state.target_cached, 1, depth, True))
+        rows.append(TargetRow(state, state.target_cached, 1, depth, True, shape))
 
     def _add_feed(self, rows: list[TargetRow], state: RequestState, budget: int) -> int:
         lacking = len(state.tokens) - state.target_cached
@@ -217,3 +223,8 @@ class Scheduler:
         elif state.stage is Stage.WAITING:
             self.waiting.remove(state)
         state.stage = Stage.ENDED
+
+
+def drafted(depth: int, shape: TreeShape | None) -> int:
+    """The most tokens that are drafted to this depth: of a chain, or of a tree of this shape."""
+    return depth if shape is None else shape.nodes(depth)

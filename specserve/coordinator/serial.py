@@ -11,12 +11,11 @@ from specserve.coordinator.batches import CheckedRow, DraftRow, plan_message
 from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
 from specserve.coordinator.requests import RequestState, Stage
-from specserve.coordinator.scheduler import TargetRow
+from specserve.coordinator.scheduler import TargetRow, drafted
 from specserve.coordinator.trees import split, tree_of
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, fit
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, Plan, Push
-from specserve.tree_shape import TreeShape
 
 
 @dataclass(slots=True)
@@ -32,7 +31,7 @@ class SerialDrafts(WorkerSource):
     def __init__(self, link: WorkerLink) -> None:
         super().__init__(link)
         self._plan: _PlanInFlight | None = None
-        self._shape = link.config.tree_shape
+        self._trees = link.config.tree_shape is not None
 
     @property
     def waiting(self) -> bool:
@@ -63,10 +62,9 @@ class SerialDrafts(WorkerSource):
         """Send one plan that feeds what the draft lacks and drafts for the due rows."""
         if self._plan is not None:  # the last plan is late: this round goes on without drafts
             for row in rows:
-                row.depth = min(row.depth, row.state.chain.depth)
+                _keep_draft(row)
             return False
-        # Nothing at all is sent for requests that are not drafted for now: what they lack is fed when they are again.
-        planned = fit(rows, self.link.config.max_batch_tokens, self.link.policy.drafting, self._plan_row)
+        planned = fit(rows, self.link.config.max_batch_tokens, self._plan_followed)
         if not planned:
             return False
         number = self.link.number_plan()
@@ -95,6 +93,12 @@ class SerialDrafts(WorkerSource):
         """How many committed tokens the draft can be fed in this round."""
         return min(row.start + row.feed, self.link.context)
 
+    def _plan_followed(
+        self, row: TargetRow, budget: int, taken: set[int], among: Sequence[RequestState]
+    ) -> DraftRow | None:
+        """Nothing is sent for requests that are not drafted for now: what they lack is fed when they are again."""
+        return self._plan_row(row, budget, taken, among) if self.link.policy.drafting(row.state) else None
+
     def _plan_row(self, row: TargetRow, budget: int, taken: set[int], among: Sequence[RequestState]) -> DraftRow | None:
         self.link.share(row.state, among)
         return self._plan_feed(row, budget, taken, among)
@@ -106,7 +110,7 @@ class SerialDrafts(WorkerSource):
         state = row.state
         lacking = self._reach(row) - state.draft_cached
         if lacking == 0 and state.chain.tokens:  # drafted already, for a round that the verifier did not compute
-            row.depth = min(row.depth, state.chain.depth)
+            _keep_draft(row)
             return None
         self.link.put_chain(state, NOTHING)  # at R = 0 every round drafts afresh from the newest token
         feed = min(lacking, budget)
@@ -114,26 +118,22 @@ class SerialDrafts(WorkerSource):
             row.depth = 0
         if feed <= 0:
             return None
-        read = max(0, self._slots_for(row.depth) - 1)  # of what is drafted
+        read = max(0, _slots_for(row) - 1)  # of what is drafted
         if not self.link.make_room(state, state.draft_cached + feed + read, taken, among):
             row.depth = 0
             return None
         slots = self._lease(row)
-        levels = 0 if self._shape is None else row.depth
-        return DraftRow(state, state.epoch, state.draft_cached, feed, slots, levels)
-
-    def _slots_for(self, depth: int) -> int:
-        """Slots for a chain, or a tree, of this depth; all but one stand for a drafted token that the draft reads."""
-        return depth if self._shape is None else self._shape.parents(depth)
+        tree = (0, 0) if row.shape is None else (row.depth, row.shape.nodes(row.depth))
+        return DraftRow(state, state.epoch, state.draft_cached, feed, slots, *tree)
 
     def _lease(self, row: TargetRow) -> list[int]:
         """Slots for the row's depth, which is lowered to what they are enough for."""
         free, wanted = self.link.slots.free_count, row.depth
-        while self._slots_for(row.depth) > free:
+        while _slots_for(row) > free:
             row.depth -= 1
         if wanted:
             self.link.slot_waits.planned(row.state.row, lacking=row.depth == 0)
-        return self.link.slots.take(self._slots_for(row.depth))
+        return self.link.slots.take(_slots_for(row))
 
     # ---- answers
 
@@ -149,7 +149,7 @@ class SerialDrafts(WorkerSource):
         _check_rows(push, plan.rows)
         _check_nodes(push, self.link.vocab_size)
         self.link.dists.check(push.dists)
-        chains = _chains(push, plan.rows) if self._shape is None else _trees(push, plan.rows, self._shape)
+        chains = _trees(push, plan.rows) if self._trees else _chains(push, plan.rows)
         self._plan = None
         self.link.activity.returned("draft", {"draft": push.busy_s})
         self.link.busy_s += push.busy_s
@@ -228,6 +228,19 @@ class SerialDrafts(WorkerSource):
         self.link.close([*states, *([] if plan is None else plan.released)])
 
 
+def _slots_for(row: TargetRow) -> int:
+    """Slots for its chain, or its tree; all but one stand for a drafted token that the draft reads."""
+    return row.depth if row.shape is None else row.shape.parents(row.depth)
+
+
+def _keep_draft(row: TargetRow) -> None:
+    """It goes on with what is drafted already, as far as that is not more than it may have now."""
+    chain = row.state.chain
+    row.depth = min(row.depth, chain.depth)
+    while len(chain.first(row.depth)) > drafted(row.depth, row.shape):
+        row.depth -= 1
+
+
 def _chains(push: Push, rows: list[DraftRow]) -> list[Chain]:
     """The chain of each row of a push that `_check_nodes` let pass. Raises ProtocolError for what is no chain."""
     _check_chains(push, rows)
@@ -239,7 +252,7 @@ def _chains(push: Push, rows: list[DraftRow]) -> list[Chain]:
     return [Chain(tokens[begin:end], row.slots[: end - begin], count, dists, begin) for row, begin, end, count in spans]
 
 
-def _trees(push: Push, rows: list[DraftRow], shape: TreeShape) -> list[Chain]:
+def _trees(push: Push, rows: list[DraftRow]) -> list[Chain]:
     """Likewise trees."""
     lengths = push.chain_lengths.tolist()
     columns = [split(column, lengths) for column in (push.tokens, push.parents, push.slots, push.fed)]
@@ -247,7 +260,7 @@ def _trees(push: Push, rows: list[DraftRow], shape: TreeShape) -> list[Chain]:
     at = 0
     for row, tokens, parents, slots, fed in zip(rows, *columns, strict=True):
         tree = tree_of(tokens, parents, slots, [bool(each) for each in fed])
-        if not set(slots) <= set(row.slots) or tree.depth > row.levels or len(tokens) > shape.nodes(row.levels):
+        if not set(slots) <= set(row.slots) or tree.depth > row.levels or len(tokens) > row.nodes:
             raise ProtocolError(f"push for plan {push.plan} has a tree beyond its lease")
         tree.dists, tree.row = (push.dists if len(push.dists.rows) else None), at
         at += len(tree.slots)

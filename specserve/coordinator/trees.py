@@ -77,6 +77,24 @@ class Tree(Chain):
                 reach = max(reach, self.levels[node] + 1)
         return reach
 
+    def met(self, last: int) -> list[tuple[int, int]]:
+        """The families of siblings on the way to node `last` and behind it: how many each had, and which was next.
+
+        The last one is followed by −1, where it has nodes at all: none of them was.
+        """
+        ends, node = [-1], last
+        while node >= 0:
+            ends.append(node)
+            node = self.parents[node]
+        met: list[tuple[int, int]] = []
+        parent = -1
+        for node in ends[::-1]:
+            siblings = [each for each, above in enumerate(self.parents) if above == parent]
+            if siblings:
+                met.append((len(siblings), siblings.index(node) if node >= 0 else -1))
+            parent = node
+        return met
+
     def fed_along(self, tokens: Sequence[int]) -> int:
         """How many of these committed tokens were drafted on the spine and fed."""
         node = -1

@@ -185,10 +185,9 @@ Made = TypeVar("Made", bound=Planned)
 def fit(
     rows: Sequence[Row],
     budget: int,
-    follows: Callable[[RequestState], bool],
     plan: Callable[[Row, int, set[int], Sequence[RequestState]], Made | None],
 ) -> list[Made]:
-    """Plan the rows of requests that are followed, the most promising first, within a budget of fed tokens.
+    """Plan rows, the most promising first, within a budget of fed tokens.
 
     plan gets a row, what is left of the budget, the rows planned so far, whose caches stay, and all requests, of which
     the least promising lose theirs when KV runs short.
@@ -199,7 +198,7 @@ def fit(
     promises = [-promise(state) for state in among]
     for place in sorted(range(len(rows)), key=promises.__getitem__):
         state = among[place]
-        made = plan(rows[place], budget, taken, among) if follows(state) else None
+        made = plan(rows[place], budget, taken, among)
         if made is not None:
             planned.append(made)
             taken.add(state.row)

@@ -68,10 +68,11 @@ class Job:
 
     feed holds the tokens from absolute position `start` on, never none; slots [depth] take the dists of the drafted
     tokens in chain order; table are the block ids that cover start + feed + depth - 1 positions. The profile's
-    temperature is 0 where drafted tokens are picked by argmax. levels: those of a tree, 0 for a chain; a tree's slots
-    are one for each place that may have children. shared_noise: tokens are picked by a race with the target's noise,
-    among the ids that the workspace keeps. For speculators that read hidden states: origin is the first position that
-    may be read, and hidden [len(feed), width] the target's states at the positions before the feed's.
+    temperature is 0 where drafted tokens are picked by argmax. levels: those of a tree, 0 for a chain; a tree has at
+    most `nodes`, and its slots are one for each place that may have children. shared_noise: tokens are picked by a race
+    with the target's noise, among the ids that the workspace keeps. For speculators that read hidden states: origin is
+    the first position that may be read, and hidden [len(feed), width] the target's states at the positions before the
+    feed's.
     """
 
     start: int
@@ -83,6 +84,7 @@ class Job:
     origin: int = 0
     hidden: torch.Tensor | None = None
     levels: int = 0
+    nodes: int = 0
 
     @property
     def depth(self) -> int:
@@ -177,7 +179,7 @@ class GrowsTrees(Protocol):
     """A `Speculator` that drafts trees, too."""
 
     def grow(self, jobs: Sequence[Job], shape: TreeShape, workspace: Workspace) -> list[DraftedTree]:
-        """Feed each job and grow a tree of its levels behind it, as `shape` says; in the jobs' order.
+        """Feed each job and grow a tree of its levels and nodes behind it, as `shape` says; in the jobs' order.
 
         Where jobs draw, siblings are drawn without replacement from the dist that the workspace holds at the slot of
         their family afterwards, and how many there are was decided without a look at any of them: by dists, and by

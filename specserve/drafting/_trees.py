@@ -66,13 +66,16 @@ class _Tree:
             self.grown.families.append(each.family)
             self.worth.append(worth)
 
+    def left(self) -> int:
+        """Nodes that it may still have."""
+        return self.job.nodes - len(self.grown.tokens)
+
     def next_level(self, new: Sequence[int], shape: TreeShape) -> None:
         """Of the nodes that are new, all, or as many as may be of those worth most, get children next."""
         self.families += len(self.places)
         self.level += 1
-        going_on = self.level < self.job.levels and len(self.grown.tokens) < shape.most_nodes
-        most = shape.width if shape.branching is None else None
-        best = sorted(new, key=lambda node: -self.worth[node])[:most]
+        going_on = self.level < self.job.levels and self.left() > 0
+        best = sorted(new, key=lambda node: -self.worth[node])[: shape.parents_in_level]
         self.places = sorted(best) if going_on else []
 
     def feed(self) -> Stretch:
@@ -152,15 +155,19 @@ class Growth:
         best = _best(logits, self._shape.widest, self._vocab_size)
         settings = _settings(places)
         dist = None if settings is None else self._keep(places, settings, logits)
-        if self._shape.branching is None:
-            worths = self._worths(growing, places, self._chances(settings, logits, best, dist))
+        if all(map(self._whole, growing)):
+            worths = [[1.0] * self._shape.children(each.tree.level) for each in places]
         else:
-            worths = [[1.0] * self._shape.branching[each.tree.level] for each in places]
+            worths = self._worths(growing, places, self._chances(settings, logits, best, dist))
         places = self._allot(places, worths, best.sound.tolist())
         before = [len(tree.grown.tokens) for tree in growing]
         self._add(places, settings, best)
         for tree, first in zip(growing, before, strict=True):
             tree.next_level(range(first, len(tree.grown.tokens)), self._shape)
+
+    def _whole(self, tree: _Tree) -> bool:
+        """Whether it has room for all children that its places may have, so that none needs to be chosen."""
+        return self._shape.whole(tree.job.levels, tree.job.nodes)
 
     def _keep(self, places: Sequence[_Place], settings: Settings, logits: torch.Tensor) -> torch.Tensor:
         """Keep and return what tokens are drawn from, [m, V]."""
@@ -171,14 +178,16 @@ class Growth:
     def _worths(self, growing: Sequence[_Tree], places: Sequence[_Place], chances: Array) -> list[list[float]]:
         """What the first, second, … child of each place is worth, by `_chances`; as many as it is to have."""
         worths = [
-            [each.tree.worth_of(each.place) * chance for chance in row]
+            [each.tree.worth_of(each.place) * chance for chance in row[: self._shape.children(each.tree.level)]]
             for each, row in zip(places, chances.tolist(), strict=True)
         ]
         counts: list[int] = []
         for tree in growing:
             mine = [worth for each, worth in zip(places, worths, strict=True) if each.tree is tree]
-            left = self._shape.most_nodes - len(tree.grown.tokens)
-            counts += shares(mine, left, tree.level + 1, tree.job.levels - tree.level - 1)
+            if self._whole(tree):
+                counts += map(len, mine)
+            else:
+                counts += shares(mine, tree.left(), tree.level + 1, tree.job.levels - tree.level - 1)
         return [row[:count] for row, count in zip(worths, counts, strict=True)]
 
     def _chances(
@@ -190,7 +199,7 @@ class Growth:
         whatever its own probability is: that is taken to be the root of the largest one, and each next sibling to have
         that share of what the ones before it left.
         """
-        width = min(self._shape.width, self._vocab_size)
+        width = min(self._shape.widest, self._vocab_size)
         chances = _probabilities(logits[:, : self._vocab_size], best, width)
         if settings is not None and dist is not None:
             drawn = np.flatnonzero(settings.temperature.numpy() != 0)

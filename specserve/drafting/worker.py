@@ -211,8 +211,9 @@ class DraftWorker:
         slots = split("slots", message.slots, message.depths)
         tables = split("tables", message.tables, message.table_lengths)
         origins, hidden = self._hidden(message, message.feed_lengths.tolist())
-        levels = message.levels.tolist() or [0] * len(message.rows)
-        columns = zip(message.starts.tolist(), feeds, slots, tables, origins, hidden, levels, strict=True)
+        none = [0] * len(message.rows)
+        trees = message.levels.tolist() or none, message.nodes.tolist() or none
+        columns = zip(message.starts.tolist(), feeds, slots, tables, origins, hidden, *trees, strict=True)
         return _rows(profiles, message, columns, self._job)
 
     def _hidden(
@@ -236,6 +237,7 @@ class DraftWorker:
         origin: int,
         hidden: torch.Tensor | None,
         levels: int,
+        nodes: int,
     ) -> Job:
         if not len(feed):
             raise ProtocolError("an empty feed; a draft continues from a fed token")
@@ -244,17 +246,17 @@ class DraftWorker:
         _check_origin(origin, start)
         # The last drafted token is never fed.
         table_covers(table, start + len(feed) + max(0, len(slots) - 1), self._block_tokens)
-        self._check_tree(levels, slots)
+        self._check_tree(levels, nodes, slots)
         tokens_in_range(feed, self._vocab_size)
         _write(profile, start, feed.tolist())
         profile, shared_noise = self._picking(profile)
-        return Job(start, feed, slots, table, profile, shared_noise, origin, hidden, levels)
+        return Job(start, feed, slots, table, profile, shared_noise, origin, hidden, levels, nodes)
 
-    def _check_tree(self, levels: int, slots: Array) -> None:
+    def _check_tree(self, levels: int, nodes: int, slots: Array) -> None:
         if self._shape is None and levels:
             raise ProtocolError(f"a tree of {levels} levels, but this worker drafts chains")
-        if self._shape is not None and len(slots) != self._shape.parents(levels):
-            raise ProtocolError(f"{len(slots)} slots for a tree of {levels} levels")
+        if self._shape is not None and len(slots) != self._shape.within_nodes(nodes).parents(levels):
+            raise ProtocolError(f"{len(slots)} slots for a tree of {levels} levels with at most {nodes} nodes")
 
     def _picking(self, profile: Profile) -> tuple[Profile, bool]:
         """The profile that drafted tokens are picked by, and whether they race with the target's noise."""

@@ -118,7 +118,7 @@ class Plan(Message):
     position before it, and origins [n] the first position of each row whose KV may be read, at least 1.
     levels [n], no elements where all rows draft chains: the levels of the tree to grow, 0 for a chain. A tree's slots
     are one for each place that may have children, in the order in which these are looked at; its table covers the
-    feed and the nodes that are fed.
+    feed and the nodes that are fed. nodes, like levels: the most nodes that each tree may have.
     """
 
     plan: int
@@ -134,6 +134,7 @@ class Plan(Message):
     origins: Array = field(default_factory=empty)
     hidden: Hidden = _NO_HIDDEN
     levels: Array = field(default_factory=empty)
+    nodes: Array = field(default_factory=empty)
 
 
 @_register

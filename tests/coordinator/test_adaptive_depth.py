@@ -136,7 +136,7 @@ def test_drafts_that_are_never_kept_turn_drafting_off(outcomes):
 
 
 def test_off_means_no_draft_message_at_all():
-    """R = 0: between two trials no plan is sent and no round waits; each trial is one plan."""
+    """R = 0: between two trials no plan is sent and no round waits; each of a trial's rounds is one plan."""
     pipeline = running()
     pipeline.rounds(400)
     plans, trials = len(pipeline.draft.plans), 0

@@ -16,7 +16,7 @@ from specserve.config import EngineConfig
 from specserve.coordinator.trees import Tree, tree_of
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Push, Verdict
-from specserve.tree_shape import TreeShape
+from specserve.tree_shape import static
 from specserve.verification.verifier import Verifier
 
 PARENTS = [-1, -1, 0, 0, 1, 2, 4]
@@ -149,7 +149,7 @@ def test_a_verdict_names_the_last_kept_node_and_as_many_tokens_as_lead_to_it() -
 @settings(deadline=None, derandomize=True)
 def test_a_static_shape_counts_what_grows(branching, room) -> None:
     """Nodes and places with children, level by level; `within` is the deepest that fits."""
-    shape = TreeShape(tuple(branching), max(branching), 0)
+    shape = static(tuple(branching))
     places, nodes = 1, 0
     for level, children in enumerate(branching, 1):
         assert shape.parents(level) == 1 + nodes

@@ -186,10 +186,10 @@ TREES = {
 
 
 class TreeHistoryMachine(HistoryMachine):
-    """The same with drafted trees, static and dynamic, of which slots and blocks are often short."""
+    """The same with drafted trees, static, dynamic and adaptive, of which slots and blocks are often short."""
 
     def pipeline_of(self, **fields):
-        fields |= {"depth_policy": "fixed"} | TREES[fields["depth"]]
+        fields |= TREES[fields["depth"]]
         trees = {name: value for name, value in fields.items() if name.startswith("tree")}
         engine = EngineConfig(depth=fields["depth"], **trees)
         return Pipeline(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specserve.coordinator.acceptance import Acceptance
 from specserve.coordinator.costs import Curve, RoundCosts
+from specserve.coordinator.depth import Checked
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -94,6 +95,14 @@ def test_noise_in_one_kind_of_round_does_not_carry_the_others_away():
     assert found[-1] < 0.015
 
 
+def chains(rows, offered, kept):
+    return [Checked(*each, each[1]) for each in zip(rows, offered, kept, strict=True)]
+
+
+def survival(acceptance, rows):
+    return np.cumprod(acceptance.shares(rows)[:, :, 0], axis=1)
+
+
 def test_acceptance_is_learned_by_position_and_by_request():
     """Two requests, one kept by 0.9, 0.5 and one by 0.2, 0.5 given the one before: both are told apart."""
     draw = random.Random(3)
@@ -103,32 +112,32 @@ def test_acceptance_is_learned_by_position_and_by_request():
         kept = {}
         for row, shares in rates.items():
             kept[row] = next((j for j, share in enumerate(shares) if draw.random() >= share), 3)
-        acceptance.observe([1, 2], [3, 3], [kept[1], kept[2]], 1)
+        acceptance.observe(chains([1, 2], [3, 3], [kept[1], kept[2]]), 1)
 
-    good, bad = acceptance.survival([1, 2])
+    good, bad = survival(acceptance, [1, 2])
     assert abs(good[0] - 0.9) < 0.1
     assert abs(bad[0] - 0.2) < 0.1
     assert abs(good[1] - 0.45) < 0.12
-    assert (np.diff(acceptance.survival([1, 2, 7]), axis=1) <= 0).all()
+    assert (np.diff(survival(acceptance, [1, 2, 7]), axis=1) <= 0).all()
 
 
 def test_a_position_never_tried_is_judged_by_the_one_before_and_a_new_request_by_all():
     """So that a depth which was never offered is neither ruled out nor taken for granted."""
     acceptance = Acceptance(4)
     for _ in range(300):
-        acceptance.observe([1], [1], [1], 1)
+        acceptance.observe(chains([1], [1], [1]), 1)
 
     assert acceptance.of_all().min() > 0.9
-    assert acceptance.survival([99])[0, 0] > 0.9
+    assert survival(acceptance, [99])[0, 0] > 0.9
 
 
 def test_a_request_that_left_is_forgotten_and_the_others_keep_what_they_showed():
     """Rows move together when the table is cleaned up."""
     acceptance = Acceptance(2)
     for _ in range(100):
-        acceptance.observe([5, 6, 7], [2, 2, 2], [0, 2, 0], 1)
-    before = acceptance.survival([6])
+        acceptance.observe(chains([5, 6, 7], [2, 2, 2], [0, 2, 0]), 1)
+    before = survival(acceptance, [6])
     acceptance.keep_only([6, 8])
 
-    assert np.allclose(acceptance.survival([6]), before)
-    assert acceptance.survival([5])[0, 0] > 0.2  # judged by all again
+    assert np.allclose(survival(acceptance, [6]), before)
+    assert survival(acceptance, [5])[0, 0] > 0.2  # judged by all again

@@ -24,6 +24,13 @@ def batches(draw):
     return np.cumprod(np.array(shares).reshape(rows, depth), axis=1), np.array(limits), curve
 
 
+def found_in(survival, limits, seconds, draft_step_s=0.0, delivered=1.0):
+    """For chains."""
+    levels = np.tile(np.arange(survival.shape[1]), (len(survival), 1))
+    step = (lambda tokens: np.full(tokens.shape, draft_step_s)) if draft_step_s else None
+    return admit(survival, levels, limits, seconds, step, delivered)
+
+
 def goodput(depths, survival, curve, draft_step_s, delivered=1.0):
     kept = sum(row[:depth].sum() for row, depth in zip(survival, depths, strict=True))
     slots = np.interp(delivered * sum(depths), np.arange(len(curve)), curve)
@@ -36,20 +43,20 @@ def test_no_other_set_of_slots_makes_more_tokens_per_second(batch, draft_step_s,
     """Against all ways to give each request a depth: for drafts that are waited for and for those that are not."""
     survival, limits, curve = batch
 
-    found = admit(
+    found = found_in(
         survival, limits, lambda slots: np.interp(slots, np.arange(len(curve)), curve), draft_step_s, delivered
     )
 
     every = product(*(range(limit + 1) for limit in limits))
     best = max(goodput(depths, survival, curve, draft_step_s, delivered) for depths in every)
-    depths = found.depths.tolist()
+    depths = found.slots.tolist()
     assert found.goodput == pytest.approx(best)
     assert goodput(depths, survival, curve, draft_step_s, delivered) == pytest.approx(best)
     assert all(0 <= depth <= limit for depth, limit in zip(depths, limits, strict=True))
 
 
 def admitted(survival, limits, cost, draft_step_s=0.0):
-    return admit(np.array(survival), np.array(limits), cost, draft_step_s, 1.0).depths.tolist()
+    return found_in(np.array(survival), np.array(limits), cost, draft_step_s).slots.tolist()
 
 
 def test_slots_go_to_the_requests_that_keep_them():

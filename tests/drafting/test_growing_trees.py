@@ -25,14 +25,15 @@ CPU = torch.device("cpu")
 STATIC = TreeShape((3, 2, 1), 3, 15)
 
 
-def grown(shape: TreeShape, parts, levels, *, seed=0, scale=2.0, **options) -> Push:
+def grown(shape: TreeShape, parts, levels, *, nodes=(), seed=0, scale=2.0, **options) -> Push:
     model = TableBackend(torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale)
     model.allocate(64, 4)
-    space = Workspace(64, SparseDists(64, VOCAB, CPU), CPU)
+    space = Workspace(512, SparseDists(512, VOCAB, CPU), CPU)
     worker = DraftWorker(SmallModel(model, VOCAB), space, vocab_size=VOCAB, shape=shape)
     for part in parts:
         worker.handle(opened(part.row, **options))
-    (reply,) = worker.handle(replace(plan(parts), levels=ints(levels)))
+    most = nodes or [shape.nodes(each) for each in levels]
+    (reply,) = worker.handle(replace(plan(parts), levels=ints(levels), nodes=ints(most)))
     assert isinstance(reply, Push), reply
     return reply
 
@@ -104,6 +105,27 @@ def test_a_dynamic_tree_keeps_to_its_budget(scale) -> None:
     assert (max(levels) >= 3) if scale == 8.0 else (levels.count(0) == 3)
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("shape", [STATIC, TreeShape(None, 3, 8)], ids=["static", "dynamic"])
+def test_each_tree_has_the_nodes_that_it_was_given(shape, temperature) -> None:
+    """Of a batch with every size: exactly so many, by the shape's own widths, in no more slots than were leased."""
+    sizes = list(range(1, shape.nodes(3) + 1))
+    parts = [part(row, shape.within_nodes(size).parents(min(3, size))) for row, size in enumerate(sizes)]
+    parts = [replace(each, table=range(4 * row, 4 * row + 4)) for row, each in enumerate(parts)]
+    levels = [min(3, size) for size in sizes]
+    push = grown(shape, parts, levels, nodes=sizes, temperature=temperature)
+    assert push.chain_lengths.tolist() == sizes
+    at = 0
+    for size, deepest in zip(sizes, levels, strict=True):
+        parents = push.parents[at : at + size].tolist()
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+            assert parents.count(parent) <= shape.children(depths[-1])
+        assert max(depths) < deepest
+        at += size
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_likely_children_are_worth_their_probabilities(monkeypatch, compiled) -> None:
     """With a kernel and without. What is not allowed is worth nothing, nor is a row with NaN, +inf, or nothing."""
@@ -137,6 +159,6 @@ def test_a_tree_that_was_not_leased_is_refused() -> None:
         model.allocate(64, 4)
         worker = DraftWorker(SmallModel(model, VOCAB), space, vocab_size=VOCAB, shape=shape)
         worker.handle(opened(0))
-        (reply,) = worker.handle(replace(plan([part(0, slots)]), levels=ints([3])))
+        (reply,) = worker.handle(replace(plan([part(0, slots)]), levels=ints([3]), nodes=ints([15])))
         assert isinstance(reply, Failed)
         assert reply.rows.tolist() == [0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_heads
 from draft_first import draft_first
+from sizes_in_turn import sizes_in_turn
 from test_distribution import joint_law, p_value, sample
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -148,12 +149,29 @@ def test_lookup_beside_heads_keeps_the_targets_law(
     assert p_value(found, law, count) > 1e-3
 
 
+@pytest.mark.parametrize("count", [2_500, pytest.param(20_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("lookup", ["none", "ngram"])
+def test_trees_of_a_head_of_every_size_keep_the_targets_law(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lookup: str, count: int
+):
+    """0, 1, 2, … nodes in turn, with prompt lookup beside them and without."""
+    law = joint_law(AutoModelForCausalLM.from_pretrained(target).eval())
+    sizes_in_turn(monkeypatch)
+    trees = {"tree": "dynamic", "tree_nodes": 6, "depth_policy": "adaptive"}
+    with LocalEngine(config(target, HEADS["eagle"](tmp_path / "draft"), lookup=lookup, **trees)) as running:
+        found = sample(running, count, depth=None)
+        assert running.levels().slots_held == 0
+    assert p_value(found, law, count) > 1e-3
+
+
 @pytest.mark.parametrize("kind", HEADS)
 def test_lookup_beside_heads_changes_no_text(target: Path, tmp_path: Path, kind: str) -> None:
     """Chains, ahead and not, and trees; both sources drafted."""
     head = HEADS[kind](tmp_path / "head")
     prompts = [[0, 1, 2] * 6, [2, 2, 1, 0] * 4, [1]]
-    shapes = ({"outcomes": 0}, {"outcomes": 16}, {"tree": [2, 2, 1]}, {"tree": "dynamic", "tree_nodes": 6})
+    dynamic = {"tree": "dynamic", "tree_nodes": 6}
+    adaptive = dynamic | {"depth_policy": "adaptive"}
+    shapes = ({"outcomes": 0}, {"outcomes": 16}, {"tree": [2, 2, 1]}, dynamic, adaptive)
     with LocalEngine(config(target, head, depth=0, rule="coupled")) as running:
         wanted = {temperature: text_of(running, prompts, temperature) for temperature in (0.0, 1.0)}
     told = ""

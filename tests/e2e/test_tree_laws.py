@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sizes_in_turn import sizes_in_turn
 from test_distribution import engine, joint_law, p_value, pair, sample
 
 from specserve.drafting import _trees
@@ -47,6 +48,25 @@ def test_continuations_have_the_targets_law(pair, rule, shape, temperature, coun
     counts = found(folders, rule, shape, count, temperature)
     assert p_value(counts, joint_law(models[0], temperature), count) > 1e-3
     assert p_value(counts, joint_law(models[1], temperature), count) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "count"),
+    [
+        ("rejection", "dynamic", 2_500),
+        *(pytest.param(rule, shape, 30_000, marks=pytest.mark.full) for rule in RULES for shape in SHAPES),
+    ],
+)
+def test_trees_of_every_size_have_the_targets_law(pair, monkeypatch, rule, shape, count):
+    """0, 1, 2, … nodes in turn, 64 requests at once."""
+    folders, models = pair
+    seen = sizes_in_turn(monkeypatch)
+    with engine(folders, rule, depth_policy="adaptive", **SHAPES[shape]) as running:
+        counts = sample(running, count, depth=None, temperature=0.7)
+        assert running.levels().slots_held == 0
+    assert len(seen) >= 6
+    assert p_value(counts, joint_law(models[0], 0.7), count) > 1e-3
+    assert p_value(counts, joint_law(models[1], 0.7), count) < 1e-9
 
 
 def likeliest_siblings(self, slots, noise):

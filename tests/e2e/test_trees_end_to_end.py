@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sizes_in_turn import sizes_in_turn
 from test_rules_end_to_end import COUNT, LENGTH, MarkovBackend, answers, engine_of, request
 
 from specserve.errors import ConfigError, InvalidField
@@ -46,6 +47,20 @@ def test_greedy_and_seeded_answers_are_those_of_the_target_alone(plain, shape) -
         for rule in ("coupled", "exact"):
             assert answers(engine, rule) == plain[rule]
         settled(engine)
+
+
+@pytest.mark.parametrize("shape", ["static", "ragged", *(pytest.param(s, marks=pytest.mark.full) for s in SHAPES)])
+def test_answers_are_the_same_whatever_size_each_tree_has(plain, monkeypatch, shape) -> None:
+    """Trees of 0, 1, 2, … nodes in turn, beside each other; and sizes as the policy chooses them."""
+    with engine_of(depth_policy="adaptive", **SHAPES[shape]) as engine:
+        assert answers(engine, "rejection", temperature=0) == plain["greedy"]
+    seen = sizes_in_turn(monkeypatch)
+    with engine_of(depth_policy="adaptive", **SHAPES[shape]) as engine:
+        assert answers(engine, "rejection", temperature=0) == plain["greedy"]
+        for rule in ("coupled", "exact"):
+            assert answers(engine, rule) == plain[rule]
+        settled(engine)
+        assert set(seen) == set(range(engine._engine._config.tree_shape.nodes(SHAPES[shape]["depth"]) + 1))
 
 
 def test_chains_trees_and_plain_rows_share_a_batch(plain) -> None:
@@ -97,10 +112,9 @@ def test_a_rule_without_trees_is_refused(rule) -> None:
 
 
 def test_what_cannot_go_with_trees_is_refused_at_start() -> None:
-    """Outcomes ahead, adaptive depth, shapes that do not fit, model-free speculators, targets with other attention."""
+    """Outcomes ahead, shapes that do not fit, model-free speculators, targets with other attention."""
     wrong = {
         "set outcomes to 0 or auto": {"outcomes": 1},
-        "depth_policy to fixed": {"depth_policy": "adaptive"},
         "must name 1 to depth = 3 levels": {"tree": [2, 2, 2, 2]},
         "at least one child": {"tree": [2, 0]},
         "slots for a request, slots is 4": {"slots": 4},

@@ -102,7 +102,7 @@ def every_message() -> list[m.Message]:
         m.Close(9),
         m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9)),
         m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9), two, hidden),
-        m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9), levels=two),
+        m.Plan(1, rows, two, two, two, ints(1, 2, 3), two, ints(4, 5, 6), two, ints(7, 8, 9), levels=two, nodes=two),
         *(
             m.PlanAhead(
                 1,

@@ -53,7 +53,7 @@ def tree_verifier():
 def tree_drafter():
     def batch(parts):
         leased = [replace(part, slots=range(5 * part.row, 5 * part.row + 3)) for part in parts]
-        return replace(plan(leased), levels=ints([2] * len(parts)))
+        return replace(plan(leased), levels=ints([2] * len(parts)), nodes=ints([4] * len(parts)))
 
     workspace = Workspace(16, SparseDists(16, VOCAB, CPU), CPU)
     speculator = SmallModel(backend(), VOCAB)
