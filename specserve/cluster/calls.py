@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 STATE_TIMEOUT_S = 10.0
 """A process whose `state` takes longer than this is stuck."""
 
+_STEP_S = 0.5
+
 CALL_TIMEOUT_S = 60.0
 """A worker answers between two batches."""
 
@@ -42,20 +44,33 @@ async def or_none(reference: Awaitable[T]) -> T | None:
         return None
 
 
-async def state_of(actor: Any) -> Any:
-    """What the actor's `state` says, None while it is away.
+async def state_of(actor: Any, *seen: object) -> Any:
+    """What the actor's `state` says, None while it is away. seen is what it takes, if anything.
 
     An actor that is there but does not answer is killed, so that Ray starts it again: it may never run on with what
     it held before it was replaced.
     """
     try:
-        return await asyncio.wait_for(_unwrapped(actor.state.remote()), STATE_TIMEOUT_S)
+        return await _awaited(_unwrapped(actor.state.remote(*seen)))
     except (RayActorError, SpecserveError):
         return None
     except TimeoutError:
         log.warning("a process did not answer for %g s; it is being replaced", STATE_TIMEOUT_S)
         ray.kill(actor, no_restart=False)
         return None
+
+
+async def _awaited(answer: Awaitable[T]) -> T:
+    """Raises TimeoutError after `STATE_TIMEOUT_S`, of which a pause of this process, or of the machine, is no part."""
+    asked = asyncio.ensure_future(answer)
+    try:
+        for _ in range(round(STATE_TIMEOUT_S / _STEP_S)):
+            await asyncio.wait({asked}, timeout=_STEP_S)
+            if asked.done():
+                return asked.result()
+        raise TimeoutError
+    finally:
+        asked.cancel()
 
 
 async def _unwrapped(reference: Awaitable[T]) -> T:

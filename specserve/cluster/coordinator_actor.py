@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from specserve import __version__, drafting, logs, model_sampling
 from specserve import config as configs
-from specserve.cluster.actors import node_address
+from specserve.cluster.actors import in_control_group, node_address
 from specserve.cluster.ingress_line import IngressLine, Welcome
 from specserve.cluster.link import Echo, EchoAddress
 from specserve.cluster.placement import DRAFT, TARGET
@@ -44,6 +44,10 @@ T = TypeVar("T")
 _CLEAN_END_S = 5.0
 _ASK_S = 1.0
 _WELCOME_S = 10.0
+NEWS_S = 1.0
+"""How long the supervisor's question for news may wait; the pipeline's load, as others see it, is as old."""
+
+_LOOK_S = 0.25
 _SENDING_S = 0.25  # for the last words to leave; a channel that closes drops what it still holds
 
 
@@ -59,7 +63,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """What the supervisor polls. `rounds` counts verifications.
+    """What the supervisor asks for. `rounds` counts verifications.
 
     lost holds the roles whose present life is over; those in hung were given up though their hearts beat: they took too
     long for a batch, or broke the protocol, and their processes are not to be used again.
@@ -74,7 +78,7 @@ class CoordinatorState:
 
 
 class _WatchedMailbox(SocketMailbox):
-    """Keeps a note of every lost worker on its way to the loop, for the supervisor's poll."""
+    """Keeps a note of every lost worker on its way to the loop, for the supervisor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,22 +238,39 @@ class CoordinatorActor:
 
     # ---- what the supervisor asks -------------------------------------------------------------------------------
 
-    def state(self) -> CoordinatorState:
-        """Cheap, never raises."""
-        silent = _ROLES & self._mailbox.losses.keys()
-        hung = set() if self._engine is None else set(self._engine.away) - silent
-        lost = tuple(sorted(silent | hung))
-        started = self._loop is not None
+    @in_control_group
+    def state(self, seen: CoordinatorState | None = None) -> CoordinatorState:
+        """Cheap, never raises. Who has seen a state is answered when a worker is lost or back, or after `NEWS_S`.
+
+        A call costs both processes milliseconds, and looking here next to nothing.
+        """
+        until_s = time.monotonic() + NEWS_S
+        while seen is not None and self._absences() == (seen.started, seen.lost, seen.hung):
+            if time.monotonic() >= until_s:
+                break
+            time.sleep(_LOOK_S)
+        health = self._health()  # takes a moment, in which a worker may come back
+        started, lost, hung = self._absences()
         rounds = (self._endpoint.progress(TARGET) or (0, False))[0]
-        return CoordinatorState(os.getpid(), started, self._health(), lost, tuple(sorted(hung)), rounds)
+        return CoordinatorState(os.getpid(), started, health, lost, hung, rounds)
+
+    def _absences(self) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+        """Whether there is an engine, and the workers that it misses: all of them, and those that it gave up itself."""
+        engine = self._engine
+        silent = _ROLES & self._mailbox.losses.keys()
+        hung = set() if engine is None else set(engine.away) - silent
+        return engine is not None, tuple(sorted(silent | hung)), tuple(sorted(hung))
 
     def _health(self) -> Health:
-        if self._loop is None or self._engine is None:
+        loop, engine = self._loop, self._engine
+        if loop is None or engine is None:
             return Health("starting", "the coordinator is starting")
         try:
-            return self._loop.call(self._engine.health).result(timeout=5)
+            return loop.call(engine.health).result(timeout=5)
         except TimeoutError:
             return Health("dead", "the engine's loop does not answer")
+        except Unavailable:  # it ended meanwhile
+            return Health("starting", "the coordinator is starting")
 
     def metrics(self) -> Snapshot:
         """Every sample of this process."""

@@ -35,7 +35,7 @@ from specserve.types import Health
 
 log = logging.getLogger(__name__)
 
-_REPORT_S = 1.0
+_REPORT_S = 2.0
 
 
 @serve.ingress()

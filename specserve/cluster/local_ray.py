@@ -43,6 +43,20 @@ _QUIET: dict[str, str | None] = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "specserve.cluster.proxy_headers.middlewares",
 }
 
+_UNHURRIED: dict[str, str] = {
+    # Serve's controller goes through all replicas each time, 2 ms of a core. Whoever dies is seen at its health check.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",  # of each proxy and replica; ours go by the ledger
+    # Files of logs, which no driver of ours reads: looked for ten times a second otherwise, while there are few.
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "3600",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # what each process takes, for a dashboard that is not there
+    "RAY_raylet_report_resources_period_milliseconds": "1000",  # there is one node
+    "RAY_raylet_check_gc_period_milliseconds": "1000",
+    "RAY_event_stats": "0",
+}
+"""How often processes of Ray and Serve look whether there is anything to do. They share the cores with the workers."""
+
 _ALLOCATOR = {"RAY_JEMALLOC_PROFILE": "raylet", "RAY_JEMALLOC_CONF": "tcache:false"}
 """Ray's node process has 28 threads, each of which keeps what it frees: 0.1 MiB more a minute, with no more in use."""
 
@@ -85,6 +99,7 @@ def _variables(temporary: str) -> dict[str, str | None]:
     """What the environment is to hold while this Ray runs."""
     return {
         **_QUIET,
+        **{name: os.environ.get(name, value) for name, value in _UNHURRIED.items()},
         **_allocator(),
         "TMPDIR": temporary,
         "RAY_AUTH_TOKEN": _TOKEN,

@@ -108,7 +108,7 @@ class Pipeline:
         )
 
     async def health(self) -> Health:
-        """As of the supervisor's last poll."""
+        """As the supervisor heard last."""
         if self._failure is not None:
             return Health("dead", self._failure)
         if self._supervisor is None:

@@ -7,7 +7,6 @@ is missing is sent, by whichever side has it. A coordinator that is new gets eve
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -21,9 +20,9 @@ from specserve.cluster.streams import Stream, Streams, first_failure_raised
 from specserve.config import Config
 from specserve.errors import ChannelError, Unavailable
 from specserve.metrics import Snapshot
-from specserve.transport import Arrived, Mailbox, PeerLost
+from specserve.transport import Arrived, PeerLost
 from specserve.transport.messages import Deltas, Message, Places, Reconnect
-from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel
+from specserve.transport.socket import Address, Endpoint, Heart, LoopMailbox, SocketChannel
 from specserve.types import Delta, Health, ModelCard, Request
 
 log = logging.getLogger(__name__)
@@ -50,19 +49,6 @@ class Pipe:
     release: Release
 
 
-class _LoopMailbox(Mailbox):
-    """Hands every item to a function on an asyncio loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[object], None]) -> None:
-        super().__init__()
-        self._loop = loop
-        self._take = take
-
-    def put(self, item: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._take, item)
-
-
 class RemoteEngine:
     """An `EngineClient` whose engine is a coordinator in another process."""
 
@@ -78,8 +64,8 @@ class RemoteEngine:
         self._heartbeat_s = config.cluster.heartbeat_s
         self._patience_s = config.engine.recovery_wait_s
         self._lasting_s = 2 * config.cluster.lost_after_s  # a way that holds for so long is one
-        mailbox = _LoopMailbox(self._loop, self._take)
-        self._endpoint = Endpoint(mailbox, host=host, node_id=node_id, lost_after_s=config.cluster.lost_after_s)
+        self._mailbox = LoopMailbox(self._loop, self._take)
+        self._endpoint = Endpoint(self._mailbox, host=host, node_id=node_id, lost_after_s=config.cluster.lost_after_s)
         self._name = f"ingress-{uuid.uuid4().hex}"
         self._holder = Holder(holder or self._name, pipe.hold, pipe.release)
         self._life = -1
@@ -169,6 +155,7 @@ class RemoteEngine:
             self._reconnect.cancel()
         self._holder.close()
         self._release()
+        self._mailbox.close()
         self._endpoint.close()
 
     # ---- what arrives -------------------------------------------------------------------------------------------

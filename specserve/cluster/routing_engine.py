@@ -16,6 +16,7 @@ from specserve.types import Delta, EngineClient, Failure, Health, ModelCard, Req
 
 _LOOK_S = 0.1
 _ASK_S = 0.5
+_ASK_ONE_S = 2.0  # where there is one pipeline only: nothing is chosen by load
 _RETRY_S = 0.5
 _LONGEST_MEETING_S = 5.0  # from when Serve names a pipeline until it is connected, where no other takes requests
 _LONGEST_AWAY_S = 2.0  # of a pipeline, on top of the time that it took to miss it; a lost message costs far less
@@ -151,7 +152,7 @@ class RoutingEngine:
             health = await member.engine.health()
             member.others = max(0, health.running + health.waiting - member.open)
             member.health = health
-            await asyncio.sleep(_ASK_S)
+            await asyncio.sleep(_ASK_S if len(self._members) > 1 else _ASK_ONE_S)
 
     async def _connect(self, member: _Member) -> None:
         while True:

@@ -16,7 +16,7 @@ from specserve.cluster.actors import WORKER_ACTORS
 from specserve.cluster.calls import CALL_TIMEOUT_S, or_none, result, state_of
 from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorState, Joined
 from specserve.cluster.ingress_line import Welcome
-from specserve.cluster.member import POLL_S, Member
+from specserve.cluster.member import Member
 from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement, rank_name
 from specserve.cluster.placing import Seats, place
 from specserve.cluster.worker_ranks import Held
@@ -29,6 +29,7 @@ from specserve.types import Health, ModelCard
 
 log = logging.getLogger(__name__)
 
+_PAUSE_S = 0.05  # between two answers of a coordinator that has news each time
 _RETRY_S = 0.5
 _STALL_PATIENCE = 2.0  # times engine.hang_after_s, after which a worker that hangs was to be replaced
 _GROUP_SLOW_SHARE = 0.1  # of cluster.slow_link_s: ranks cross their link twice in every layer
@@ -136,10 +137,11 @@ class Supervisor:
     # ---- watch --------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Poll until the end; start a recovery for whatever is found lost."""
+        """Ask for news until the end; start a recovery for whatever is found lost."""
+        state: CoordinatorState | None = None
         while True:
-            await asyncio.sleep(POLL_S)
-            state: CoordinatorState | None = None if self._ended else await state_of(self._coordinator)
+            await asyncio.sleep(_PAUSE_S)
+            state = None if self._ended else await state_of(self._coordinator, state)
             if self._ended:  # what is being ended is not lost
                 return
             if state is not None and state.health.status == "dead":
@@ -167,7 +169,7 @@ class Supervisor:
             member.look = asyncio.create_task(self._look(member))
         elif member.look.done():
             member.look.result()
-            member.look = None
+            member.look = None  # the next news are the time for the next look
 
     async def _look(self, member: Member) -> None:
         worker = await member.ranks.state_or_kill()
@@ -238,7 +240,7 @@ class Supervisor:
 
     @property
     def health(self) -> Health:
-        """As of the last poll."""
+        """As of the last answer of the coordinator."""
         return self._health
 
     @property

@@ -10,6 +10,7 @@ thread that takes it. Each thread that a message passes through on its way costs
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -170,6 +171,47 @@ class SocketMailbox(Mailbox):
         self._asleep = False
 
 
+class LoopMailbox(SocketMailbox):
+    """The mailbox of an owner on an asyncio loop, which reads the sockets there and hands each item to `take`.
+
+    Made and closed on the loop's thread. A thread that reads would be woken for each message, and then the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[object], None]) -> None:
+        super().__init__()
+        self._loop = loop
+        self._take = take
+        self._tick: asyncio.TimerHandle | None = None
+        self._reads: int | None = None
+
+    def read_from(self, endpoint: Endpoint) -> None:
+        """See `SocketMailbox`."""
+        super().read_from(endpoint)
+        self._reads = endpoint.fileno()
+        self._loop.add_reader(self._reads, self._read)
+        self._tick = self._loop.call_later(_TICK_S, self._look)
+
+    def _look(self) -> None:
+        """Silence makes no socket readable."""
+        self._tick = self._loop.call_later(_TICK_S, self._look)
+        self._read()
+
+    def _read(self) -> None:
+        assert self._endpoint is not None
+        self._endpoint.receive(0.0, self._awake)
+        self._asleep = True  # before the look at the queue, as in `get`
+        while self._reads is not None and (item := self.get(0)) is not None:
+            self._take(item)
+
+    def close(self) -> None:
+        """Read no more, before the endpoint is closed. Idempotent."""
+        if self._reads is not None:
+            self._loop.remove_reader(self._reads)
+        if self._tick is not None:
+            self._tick.cancel()
+        self._reads = self._tick = None
+
+
 class Endpoint:
     """Where this process receives, and from where it connects to others.
 
@@ -232,6 +274,10 @@ class Endpoint:
     def dropped(self) -> Counter[str]:
         """Refused messages by reason."""
         return self._peers.dropped
+
+    def fileno(self) -> int:
+        """What becomes readable when there is something to `receive`."""
+        return self._selector.fileno()
 
     def accept(self, peer: str, life: int) -> Address:
         """Let `peer` send here in this life; an earlier life of the same peer ends without a word."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -22,7 +23,7 @@ from specserve.errors import ChannelError
 from specserve.transport import Arrived, Mailbox, PeerLost
 from specserve.transport import messages as m
 from specserve.transport.peers import HEADER, MAGIC, VERSION
-from specserve.transport.socket import Address, Endpoint, Heart, SocketChannel, SocketMailbox
+from specserve.transport.socket import Address, Endpoint, Heart, LoopMailbox, SocketChannel, SocketMailbox
 from specserve.transport.streams import framed
 from specserve.transport.thread_ends import end_of
 from specserve.types import Delta, Failure, Request, RequestId, RequestStats, Sampling, Structured, TokenLogprob
@@ -691,6 +692,39 @@ def test_the_owner_of_a_socket_mailbox_reads_by_waiting_there():
     mailbox.put("last")
     assert mailbox.get() == "last"
     assert mailbox.get(0.01) is None
+
+
+def test_the_owner_of_a_loop_mailbox_reads_on_its_loop():
+    """Messages, and items of other threads, are taken on the loop; silence is judged there; no thread is made."""
+
+    async def run() -> None:
+        taken: asyncio.Queue[object] = asyncio.Queue()
+        threads: set[threading.Thread] = set()
+
+        def take(item: object) -> None:
+            threads.add(threading.current_thread())
+            taken.put_nowait(item)
+
+        mailbox = LoopMailbox(asyncio.get_running_loop(), take)
+        endpoint = Endpoint(mailbox, lost_after_s=0.5)
+        channel = endpoint.connect(endpoint.accept("peer", 1))
+        for row in range(3):
+            channel.send(m.Close(row))
+        assert [(await taken.get()).message.row for _ in range(3)] == [0, 1, 2]
+        await asyncio.to_thread(mailbox.put, "word")
+        assert await taken.get() == "word"
+        assert (await taken.get()).gone
+        assert threads == {threading.current_thread()}
+        channel.send(m.Close(3))
+        for _ in range(2):
+            mailbox.close()
+            endpoint.close()
+        await asyncio.sleep(0)
+        assert taken.empty()
+
+    before = set(threading.enumerate())
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert set(threading.enumerate()) == before
 
 
 def test_close_leaves_nothing(monkeypatch, tmp_path):
