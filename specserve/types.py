@@ -106,6 +106,7 @@ class Request:
     Requests of different cache_salt never share KV.
     answer holds the tokens with which the answer begins, all of which the client has: those of a request that goes on
     after its coordinator was lost. They count like tokens generated here.
+    patient says that nobody reads the answer before its end, so that it need not be told round by round.
     """
 
     id: RequestId
@@ -129,6 +130,7 @@ class Request:
     cache_salt: str = ""
     answer: tuple[int, ...] = ()
     client: int = 0
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

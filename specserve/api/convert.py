@@ -152,6 +152,7 @@ def to_request(
         prompt_logprobs=body.logprobs if isinstance(body, CompletionBody) and body.echo else None,
         structured=structured,
         cache_salt=body.cache_salt or "",
+        patient=not body.stream,
     )
 
 

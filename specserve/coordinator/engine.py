@@ -133,7 +133,7 @@ class Engine:
         if target.drafts:
             self._draft_beside()
         self._states: dict[str, RequestState] = {}
-        self._outbox = Outbox(metrics)
+        self._outbox = Outbox(metrics, clock)
         self._places = PlacesTold(place_sink)
         self._committer = Committer(target, tokenizer, self._blocks, metrics, clock, self._end)
         self._next_row = 0
@@ -564,7 +564,7 @@ class Engine:
         self._outbox.put(owner, delta)
 
     def flush(self) -> None:
-        """Hand every owner its deltas since the last flush, in one go each, and book the round.
+        """Hand every owner its deltas, in one go each, where somebody waits for them, and book the round.
 
         Called after `advance`, so that this happens while the workers compute.
         """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
 from specserve.coordinator.commits import Verdicts
 from specserve.metrics import EngineMetrics
@@ -11,18 +14,37 @@ from specserve.types import Delta
 Sink = Callable[[str, tuple[Delta, ...]], None]
 """Takes all deltas of one owner since the last flush."""
 
+PATIENCE_S: Final = 0.25
+"""How often what may wait is told: answers that nobody reads before their end.
+
+Telling a round costs coordinator and ingress about what committing it costs. What was not told when a coordinator dies
+is computed again.
+"""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What an owner is to be told; `due` when somebody waits for it."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    due: bool = False
+
 
 class Outbox:
     """Deltas, and the last round, whose deltas and numbers are made when the next one is on its way."""
 
-    def __init__(self, metrics: EngineMetrics) -> None:
+    def __init__(self, metrics: EngineMetrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
-        self._deltas: dict[str, list[Delta]] = {}
+        self._clock = clock
+        self._told: dict[str, _Told] = {}
+        self._told_all_s = -math.inf
         self._unbooked: Verdicts | None = None
 
-    def put(self, owner: str, delta: Delta) -> None:
-        """Tell an owner, after all that was put here before."""
-        self._deltas.setdefault(owner, []).append(delta)
+    def put(self, owner: str, delta: Delta, *, patient: bool = False) -> None:
+        """Tell an owner, after all that was put here before; patient where that may wait for a while."""
+        told = self._told.setdefault(owner, _Told())
+        told.deltas.append(delta)
+        told.due = told.due or not patient
 
     def put_off(self, committed: Verdicts) -> None:
         """Keep a committed round until there is time for it."""
@@ -35,7 +57,7 @@ class Outbox:
             return False
         for commit in booked.commits:
             if commit.finish is None:
-                self.put(commit.state.owner, commit.delta())
+                self.put(commit.state.owner, commit.delta(), patient=commit.state.request.patient)
         self._metrics.committed(booked)
         return True
 
@@ -44,9 +66,13 @@ class Outbox:
         self._unbooked = None
 
     def hand_over(self, sink: Sink) -> None:
-        """Give each owner its deltas."""
-        if not self._deltas:
+        """Give each owner its deltas, where somebody waits for any of them, and every now and then in any case."""
+        if not self._told:
             return
-        deltas, self._deltas = self._deltas, {}
-        for owner, listed in deltas.items():
-            sink(owner, tuple(listed))
+        now_s = self._clock()
+        if now_s >= self._told_all_s + PATIENCE_S:
+            self._told_all_s, owners = now_s, list(self._told)
+        else:
+            owners = [owner for owner, told in self._told.items() if told.due]
+        for owner in owners:
+            sink(owner, tuple(self._told.pop(owner).deltas))

@@ -485,6 +485,30 @@ def test_each_owner_gets_one_batch_of_deltas_a_round():
     assert pipeline.owners == {"me": 10}
 
 
+@pytest.mark.parametrize(("round_s", "messages"), [(0.0, 2), (0.1, 4), (1.0, 10)])
+def test_an_answer_that_nobody_reads_before_its_end_is_told_now_and_then(round_s, messages):
+    """The first round and the end at once, what lies between together: each once, in order, within a bound in time."""
+    pipeline = Pipeline(depth=0, end=1000, round_s=round_s)
+    pipeline.submit("a", [1, 2], max_tokens=10, patient=True)
+    pipeline.settle()
+
+    assert pipeline.tokens("a") == reference([1, 2], 10)
+    assert [len(delta.tokens) for delta in pipeline.deltas["a"]] == [1] * 10
+    assert pipeline.owners == {"me": messages}
+
+
+def test_who_reads_while_it_is_written_is_told_each_round_beside_those_who_wait():
+    """What others of the same owner need not know yet goes along; other owners' answers wait on."""
+    pipeline = Pipeline(depth=0, end=1000)
+    pipeline.submit("read", [1, 2], max_tokens=4, owner="a")
+    pipeline.submit("beside", [3, 4], max_tokens=9, owner="a", patient=True)
+    pipeline.submit("apart", [5, 6], max_tokens=9, owner="b", patient=True)
+    pipeline.settle()
+
+    assert [pipeline.tokens(name) for name in ("beside", "apart")] == [reference([3, 4], 9), reference([5, 6], 9)]
+    assert pipeline.owners == {"a": 5, "b": 2}
+
+
 def test_messages_of_an_old_life_change_nothing():
     """I5: what a dead worker said arrives late and is dropped."""
     pipeline = Pipeline(depth=4, end=1000)
