@@ -74,6 +74,7 @@ class AdaptiveDepth:
         self._plain_rounds = _BELIEF_ROUNDS  # what the tokens of measured rounds would have taken without drafts
         self._drafted_rounds = _BELIEF_ROUNDS  # what they were predicted to
         self._since_offer = 0
+        self._load = 0  # rows, when they last changed by much
         self._warm = False  # the last round had drafts, too
         self._tried: list[RowId] = []
         self._next_tried = 0
@@ -131,6 +132,7 @@ class AdaptiveDepth:
         self._depths, self._slots = {}, {}
         if not any(map(self.wanted, states)):
             return
+        self._note_load(len(states))
         if self._switch.advance():
             self._look(states)
         plain_known = self._costs.plain.knows(len(states))
@@ -140,6 +142,12 @@ class AdaptiveDepth:
             self._admit(states, self._limits_of(states))
         asking = [state for state in states if self.drafting(state)]
         self._asked = {state.row: self._ahead.get(state.row, self.depth) for state in asking}
+
+    def _note_load(self, rows: int) -> None:
+        """Twice as many requests, or half as many, are another load: what a draft is worth depends on it."""
+        if not self._load < 2 * rows < 4 * self._load:
+            self._load = rows
+            self._switch.load_changed()
 
     def _limits_of(self, states: Sequence[RequestState]) -> Array:
         return np.array([self._limits.of(state) for state in states])

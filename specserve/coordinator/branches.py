@@ -27,6 +27,9 @@ _NONE = -1
 _FEW = 48
 """Pushed nodes that are sooner looked at one by one than as arrays."""
 
+_MOSTLY = 3
+"""Where so many times as many dists came as are wanted, or fewer, all of them are joined, and these picked at once."""
+
 _UNPLANNED = "names branches that were not planned"
 _TOO_LONG = "has chains longer than their leases"
 _UNKNOWN = "has tokens outside the vocabulary"
@@ -373,6 +376,8 @@ class AheadPlan:
             return None
         form, width, size = self._pushed[0].form, self._pushed[0].width, self._pushed[0].rows.shape[1]
         wanted = self._dist_rows[branches, 1:-1].ravel()
+        if self._dist_count <= _MOSTLY * len(wanted):
+            return Dists(form, width, np.concatenate([dists.rows for dists in self._pushed]).take(wanted, axis=0))
         picked = np.empty((len(wanted), size), dtype=np.uint8)
         in_turn = wanted.argsort()  # push by push, behind what did not come
         firsts = [0, *accumulate([len(dists.rows) for dists in self._pushed])]

@@ -33,6 +33,10 @@ _PLAIN_GAP, _MOST_SURE = 200, 4.0
 most four times."""
 
 
+_AFTER_CHANGE = 64
+"""Rounds since the last trial after which there is one of drafting where the load is another than at that one."""
+
+
 class DraftingSwitch:
     """On at first, with a trial of plain decoding as soon as it is asked for. trial_rounds: of a trial of drafting."""
 
@@ -44,6 +48,7 @@ class DraftingSwitch:
         self._loss = 0.0
         self._round = 0
         self._in_vain = 0
+        self._changed = False
 
     @property
     def active(self) -> bool:
@@ -95,11 +100,16 @@ class DraftingSwitch:
         if self.on:
             due = not plain_known or self._since_trial >= _PLAIN_GAP * min(_MOST_SURE, max(1.0, gain) ** 2)
         else:
-            due = self._since_trial >= min(_LONGEST, self._loss / _TRIAL_SHARE)
+            longest = _AFTER_CHANGE if self._changed else _LONGEST
+            due = self._since_trial >= min(longest, self._loss / _TRIAL_SHARE)
         if due:
-            self._loss = 0.0
+            self._loss, self._changed = 0.0, False
             self.trial_left = _PLAIN_TRIAL if self.on else self._trial_rounds
         return due
+
+    def load_changed(self) -> None:
+        """What trials have shown may be true no more: it was of other numbers of requests."""
+        self._changed = True
 
     @property
     def charging(self) -> bool:

@@ -285,6 +285,22 @@ def test_trials_of_drafting_lose_a_hundredth_at_most():
         assert trials[2] - trials[1] == pytest.approx(gap, abs=2)
 
 
+def test_another_load_is_tried_sooner_and_not_again_before_it_changes():
+    """Trials that lost much are 512 rounds apart; where the load changes, one comes after 64, and only one."""
+    switch = DraftingSwitch(1)
+    switch.look(0.5)
+    switch.look(0.5)
+    trials = []
+    for number in range(1400):
+        switch.advance()
+        if number == 560:
+            switch.load_changed()
+        if switch.consider_trial(0.5, True):
+            trials.append(number)
+            switch.charge(99.0)
+    assert trials == [31, 544, 609, 1122]
+
+
 class OnProfile(Timed):
     """Steps take the times of a published pair of devices; the draft is right with a chance, by hash."""
 

@@ -116,6 +116,7 @@ class Case:
 def either_way(request, monkeypatch):
     """Few pushed nodes are seen to one by one, many as arrays: to both of which the same holds."""
     monkeypatch.setattr("specserve.coordinator.branches._FEW", request.param)
+    monkeypatch.setattr("specserve.coordinator.branches._MOSTLY", request.param)  # dists: push by push, or all joined
 
 
 @pytest.mark.usefixtures("either_way")
