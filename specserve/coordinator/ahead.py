@@ -204,9 +204,9 @@ class AheadDrafts(WorkerSource):
         if start + feed > covered and not link.make_room(state, start + feed, taken, among):
             return None
         if not due or start + feed < end:
-            return Trunk(state, row.epoch, min(text, start + feed), start, feed, NOTHING, due=False)
+            return Trunk(state, row.epoch, min(text, start + feed), start, feed, NOTHING, False)
         behind = chain.next_slot if state.draft_cached >= end - 1 else None
-        return Trunk(state, row.epoch, text, start, feed, chain, due=True, depth=depth, next_slot=behind)
+        return Trunk(state, row.epoch, text, start, feed, chain, True, depth, behind)
 
     def _reach(self, row: CheckedRow, among: Sequence[RequestState]) -> int:
         """How many committed tokens the draft covers, or can be fed now."""

@@ -52,10 +52,10 @@ class Trunk:
     feed: int
     chain: Chain
     due: bool
+    depth: int = 0
+    next_slot: int | None = None
     text_start: int = 0
     gone: bool = False
-    next_slot: int | None = None
-    depth: int = 0
 
     @property
     def known(self) -> bool:

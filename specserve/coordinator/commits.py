@@ -60,17 +60,14 @@ class Commit:
     def delta(self) -> Delta:
         """What the client is told."""
         state = self.state
-        return Delta(
-            state.request.id,
-            tuple(self.tokens),
-            self.kept,
-            self.offered,
-            stop_reason=self.stop_reason,
-            logprobs=self.scores[: len(self.tokens)],
-            prompt_logprobs=state.report_prompt() if state.prompt_scores else (),
-            accepted_prediction=self.predicted[0],
-            rejected_prediction=self.predicted[1],
-        )
+        delta = Delta(state.request.id, tuple(self.tokens), self.kept, self.offered)
+        delta.stop_reason = self.stop_reason
+        delta.accepted_prediction, delta.rejected_prediction = self.predicted
+        if self.scores:
+            delta.logprobs = self.scores[: len(self.tokens)]
+        if state.prompt_scores:
+            delta.prompt_logprobs = state.report_prompt()
+        return delta
 
 
 @dataclass(slots=True)
