@@ -191,9 +191,16 @@ class CoordinatorActor:
     def attach(self, role: str, joined: Joined) -> None:
         """A restarted worker joins the running engine."""
         loop, engine = self._running()
-        self._mailbox.losses.pop(role, None)
         channel = self._channel(role, joined)
-        loop.call(lambda: engine.attach(role, channel, joined.life, joined.info)).result()
+
+        def attach() -> None:
+            # Both at once: a worker that is neither lost nor there would be taken for one that hangs.
+            engine.attach(role, channel, joined.life, joined.info)
+            loss = self._mailbox.losses.get(role)
+            if loss is not None and loss.life < joined.life:
+                del self._mailbox.losses[role]
+
+        loop.call(attach).result()
 
     def connect_ingress(self, name: str, there: Address, cursor: int) -> Welcome:
         """Connect an ingress that has all deltas up to `cursor`, for the first time or again. Raises Unavailable.
@@ -246,7 +253,8 @@ class CoordinatorActor:
         """
         until_s = time.monotonic() + NEWS_S
         while seen is not None and self._absences() == (seen.started, seen.lost, seen.hung):
-            if time.monotonic() >= until_s:
+            failed = self._engine is not None and self._engine.dead
+            if failed or time.monotonic() >= until_s:
                 break
             time.sleep(_LOOK_S)
         health = self._health()  # takes a moment, in which a worker may come back

@@ -30,6 +30,7 @@ class Member:
     progress: str = "starting"
     look: asyncio.Task[None] | None = None
     recovery: asyncio.Task[None] | None = None
+    back_s: float = 0.0  # when it came back last
 
     def note(self, state: RanksState) -> None:
         """What the processes said of themselves."""

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from specserve.cluster.actors import WORKER_ACTORS
 from specserve.cluster.calls import CALL_TIMEOUT_S, or_none, result, state_of
-from specserve.cluster.coordinator_actor import CoordinatorActor, CoordinatorState, Joined
+from specserve.cluster.coordinator_actor import NEWS_S, CoordinatorActor, CoordinatorState, Joined
 from specserve.cluster.ingress_line import Welcome
 from specserve.cluster.member import Member
 from specserve.cluster.placement import COORDINATOR, DRAFT, TARGET, Placement, rank_name
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _PAUSE_S = 0.05  # between two answers of a coordinator that has news each time
 _RETRY_S = 0.5
 _STALL_PATIENCE = 2.0  # times engine.hang_after_s, after which a worker that hangs was to be replaced
+_STALL_NEWS = 3.0  # answers of the coordinator that this takes at least: progress is known from them
 _GROUP_SLOW_SHARE = 0.1  # of cluster.slow_link_s: ranks cross their link twice in every layer
 
 
@@ -141,6 +142,7 @@ class Supervisor:
         state: CoordinatorState | None = None
         while True:
             await asyncio.sleep(_PAUSE_S)
+            asked_s = time.monotonic()
             state = None if self._ended else await state_of(self._coordinator, state)
             if self._ended:  # what is being ended is not lost
                 return
@@ -154,7 +156,8 @@ class Supervisor:
             self._health = state.health
             self._note_progress(state)
             for member in self._members.values():
-                self._watch_member(member, state)
+                if asked_s >= member.back_s:  # else the answer may be of its life before
+                    self._watch_member(member, state)
 
     def _watch_member(self, member: Member, state: CoordinatorState) -> None:
         """Without waiting: a worker that is stuck must not keep the coordinator from being watched."""
@@ -192,6 +195,7 @@ class Supervisor:
                 joined = await self._join(member)
                 await result(self._coordinator.attach.remote(member.role, joined), CALL_TIMEOUT_S)
                 log.warning("the %s worker is back (life %d)", member.role, member.life)
+                member.back_s = time.monotonic()
                 return
             except (RayActorError, SpecserveError) as error:
                 member.progress = f"restarting ({type(error).__name__})"
@@ -234,7 +238,7 @@ class Supervisor:
         for member in self._members.values():
             if member.recovery is not None and member.recovery.done():
                 member.recovery.result()
-        longest_s = _STALL_PATIENCE * self._config.engine.hang_after_s
+        longest_s = max(_STALL_PATIENCE * self._config.engine.hang_after_s, _STALL_NEWS * NEWS_S)
         if not self._recovering and time.monotonic() - self._stall.since_s > longest_s:
             raise Unavailable(f"there is work, but no round ended for {longest_s:g} s")
 

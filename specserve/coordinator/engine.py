@@ -243,6 +243,11 @@ class Engine:
         self._draining = True
 
     @property
+    def dead(self) -> bool:
+        """It was abandoned. May be asked from any thread."""
+        return self._dead is not None
+
+    @property
     def unfinished(self) -> int:
         """Requests that have not ended."""
         return len(self._states)

@@ -18,7 +18,7 @@ PATIENCE_S: Final = 0.25
 """How often what may wait is told: answers that nobody reads before their end.
 
 Telling a round costs coordinator and ingress about what committing it costs. What was not told when a coordinator dies
-is computed again.
+is computed again; so the first tokens that a coordinator adds to an answer are told at once, and show that it got on.
 """
 
 
@@ -57,7 +57,9 @@ class Outbox:
             return False
         for commit in booked.commits:
             if commit.finish is None:
-                self.put(commit.state.owner, commit.delta(), patient=commit.state.request.patient)
+                state = commit.state
+                self.put(state.owner, commit.delta(), patient=state.request.patient and state.told)
+                state.told = True
         self._metrics.committed(booked)
         return True
 

@@ -70,6 +70,7 @@ class RequestState:
     draft_known: int = 0  # committed tokens that the draft worker was told of, by `Open` or by a plan ahead
     suspect: bool = False  # a batch that it was in failed as a whole: it is tried alone
     losses: int = 0  # of verifiers that died while they worked on it, since its last token
+    told: bool = False  # of tokens that were committed here
     said_to_wait: bool = False  # its owner knows that nothing is done for it
     cached_prompt: int | None = None  # prompt tokens that were cached when it first began; None before that
     queued_s: float = 0.0  # when it came here; arrived_s may have been before that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from specserve.coordinator.trees import split, tree_of
 from specserve.coordinator.worker_drafts import WorkerLink, WorkerSource, fit
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Failed, Message, Plan, Push
+from specserve.tree_shape import TreeShape
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class SerialDrafts(WorkerSource):
     def __init__(self, link: WorkerLink) -> None:
         super().__init__(link)
         self._plan: _PlanInFlight | None = None
-        self._trees = link.config.tree_shape is not None
+        self._shape = link.config.tree_shape
 
     @property
     def waiting(self) -> bool:
@@ -149,7 +151,7 @@ class SerialDrafts(WorkerSource):
         _check_rows(push, plan.rows)
         _check_nodes(push, self.link.vocab_size)
         self.link.dists.check(push.dists)
-        chains = _trees(push, plan.rows) if self._trees else _chains(push, plan.rows)
+        chains = _chains(push, plan.rows) if self._shape is None else _trees(push, plan.rows, self._shape)
         self._plan = None
         self.link.activity.returned("draft", {"draft": push.busy_s})
         self.link.busy_s += push.busy_s
@@ -252,8 +254,8 @@ def _chains(push: Push, rows: list[DraftRow]) -> list[Chain]:
     return [Chain(tokens[begin:end], row.slots[: end - begin], count, dists, begin) for row, begin, end, count in spans]
 
 
-def _trees(push: Push, rows: list[DraftRow]) -> list[Chain]:
-    """Likewise trees."""
+def _trees(push: Push, rows: list[DraftRow], shape: TreeShape) -> list[Chain]:
+    """Likewise trees, whose families are no wider than the shape's."""
     lengths = push.chain_lengths.tolist()
     columns = [split(column, lengths) for column in (push.tokens, push.parents, push.slots, push.fed)]
     trees: list[Chain] = []
@@ -262,6 +264,8 @@ def _trees(push: Push, rows: list[DraftRow]) -> list[Chain]:
         tree = tree_of(tokens, parents, slots, [bool(each) for each in fed])
         if not set(slots) <= set(row.slots) or tree.depth > row.levels or len(tokens) > row.nodes:
             raise ProtocolError(f"push for plan {push.plan} has a tree beyond its lease")
+        if max(Counter(parents).values(), default=0) > shape.widest:
+            raise ProtocolError(f"push for plan {push.plan} has a family of more than {shape.widest} nodes")
         tree.dists, tree.row = (push.dists if len(push.dists.rows) else None), at
         at += len(tree.slots)
         trees.append(tree)

@@ -255,6 +255,8 @@ class DraftWorker:
     def _check_tree(self, levels: int, nodes: int, slots: Array) -> None:
         if self._shape is None and levels:
             raise ProtocolError(f"a tree of {levels} levels, but this worker drafts chains")
+        if self._shape is not None and nodes > self._shape.nodes(levels):
+            raise ProtocolError(f"a tree of {levels} levels has at most {self._shape.nodes(levels)} nodes, not {nodes}")
         if self._shape is not None and len(slots) != self._shape.within_nodes(nodes).parents(levels):
             raise ProtocolError(f"{len(slots)} slots for a tree of {levels} levels with at most {nodes} nodes")
 

@@ -145,6 +145,9 @@ class SocketMailbox(Mailbox):
         """Called by the endpoint that is given this mailbox."""
         self._endpoint = endpoint
 
+    def close(self) -> None:
+        """The endpoint closes: nothing more will be read."""
+
     def put(self, item: object) -> None:
         """See `Mailbox`."""
         super().put(item)
@@ -201,10 +204,13 @@ class LoopMailbox(SocketMailbox):
         self._endpoint.receive(0.0, self._awake)
         self._asleep = True  # before the look at the queue, as in `get`
         while self._reads is not None and (item := self.get(0)) is not None:
-            self._take(item)
+            try:
+                self._take(item)
+            except Exception:  # a mistake in one item keeps no other one waiting
+                log.exception("cannot take a %s in", type(item).__name__)
 
     def close(self) -> None:
-        """Read no more, before the endpoint is closed. Idempotent."""
+        """Read no more; the endpoint does this, too, when it closes. Idempotent."""
         if self._reads is not None:
             self._loop.remove_reader(self._reads)
         if self._tick is not None:
@@ -351,6 +357,8 @@ class Endpoint:
             if self._closed:
                 return
             self._closed = True
+        if isinstance(self._mailbox, SocketMailbox):
+            self._mailbox.close()
         self.wake()
         if self._thread is not None:
             self._thread.join()

@@ -121,6 +121,25 @@ def test_a_push_that_breaks_the_protocol_costs_the_draft_worker_its_life(damage)
     assert asked.idle()
 
 
+def test_a_family_wider_than_was_asked_for_costs_the_draft_worker_its_life() -> None:
+    """Whoever counts by rank has no place for it. The tree has no more nodes or levels than it may have."""
+    asked = pipeline(6, depth_policy="adaptive")
+    push = push_of_a_tree(asked)
+    widest = EngineConfig(depth=6, **{k: v for k, v in TREES[6].items() if k.startswith("tree")}).tree_shape.widest
+    count = widest + 1
+    wide = replace(
+        push,
+        chain_lengths=np.array([count], dtype=np.int32),
+        tokens=np.arange(count, dtype=np.int32),
+        parents=np.full(count, -1, dtype=np.int32),
+        slots=np.full(count, push.slots[0], dtype=np.int32),
+        fed=np.zeros(count, dtype=np.bool_),
+        sampled=np.ones(count, dtype=np.bool_),
+    )
+    with pytest.raises(ProtocolError, match="family"):
+        asked.engine._drafts.receive(wide, 0.0)
+
+
 def test_a_verdict_names_the_last_kept_node_and_as_many_tokens_as_lead_to_it() -> None:
     """Others are refused, as are verdicts on trees that name none."""
     asked = pipeline()

@@ -497,6 +497,17 @@ def test_an_answer_that_nobody_reads_before_its_end_is_told_now_and_then(round_s
     assert pipeline.owners == {"me": messages}
 
 
+def test_the_first_tokens_of_an_answer_are_told_at_once():
+    """Also where others were just told: they show that this coordinator got on with it, whatever ends it then."""
+    pipeline = Pipeline(depth=0, end=1000)
+    for name in ("a", "b", "c"):
+        pipeline.submit(name, [1, 2], max_tokens=9, patient=True)
+        while not pipeline.engine._states[name].generated:
+            pipeline.step()
+        pipeline.engine.flush()
+        assert pipeline.tokens(name)
+
+
 def test_who_reads_while_it_is_written_is_told_each_round_beside_those_who_wait():
     """What others of the same owner need not know yet goes along; other owners' answers wait on."""
     pipeline = Pipeline(depth=0, end=1000)

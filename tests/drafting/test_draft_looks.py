@@ -64,7 +64,7 @@ def test_trees_grow_on_a_device_as_on_the_host(shape: TreeShape, options: dict) 
         ]
         for part in parts:
             worker.handle(opened(part.row, seed=part.row, tokens=(1, 2), prompt_length=1, **options))
-        (push,) = worker.handle(replace(plan(parts), levels=ints([3, 3]), nodes=ints([99, 99])))
+        (push,) = worker.handle(replace(plan(parts), levels=ints([3, 3]), nodes=ints([shape.nodes(3)] * 2)))
         assert isinstance(push, Push), push
         return push.tokens.tolist(), push.parents.tolist()
 

@@ -38,6 +38,13 @@ def grown(shape: TreeShape, parts, levels, *, nodes=(), seed=0, scale=2.0, **opt
     return reply
 
 
+def test_more_nodes_than_a_tree_may_have_fail_the_plan() -> None:
+    """They would outgrow its slots. Levels and slots are those of the largest tree."""
+    shape = TreeShape(None, 2, 4)
+    with pytest.raises(AssertionError, match="at most 4 nodes, not 5"):
+        grown(shape, [part(0, shape.parents(3))], [3], nodes=[5])
+
+
 def part(row: int, slots: int) -> Part:
     return Part(row, 0, [1, 2], range(8 * row, 8 * row + 8), slots=range(20 * row, 20 * row + slots))
 

@@ -703,6 +703,8 @@ def test_the_owner_of_a_loop_mailbox_reads_on_its_loop():
 
         def take(item: object) -> None:
             threads.add(threading.current_thread())
+            if item == "nonsense":
+                raise ValueError(item)
             taken.put_nowait(item)
 
         mailbox = LoopMailbox(asyncio.get_running_loop(), take)
@@ -711,14 +713,14 @@ def test_the_owner_of_a_loop_mailbox_reads_on_its_loop():
         for row in range(3):
             channel.send(m.Close(row))
         assert [(await taken.get()).message.row for _ in range(3)] == [0, 1, 2]
-        await asyncio.to_thread(mailbox.put, "word")
+        for word in ("nonsense", "word"):  # what one item raises keeps no other one waiting
+            await asyncio.to_thread(mailbox.put, word)
         assert await taken.get() == "word"
         assert (await taken.get()).gone
         assert threads == {threading.current_thread()}
         channel.send(m.Close(3))
-        for _ in range(2):
-            mailbox.close()
-            endpoint.close()
+        for each in (endpoint, mailbox, endpoint):  # in any order
+            each.close()
         await asyncio.sleep(0)
         assert taken.empty()
 
