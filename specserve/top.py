@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from specserve.chat import server_url
-from specserve.config import client_key
 from specserve.errors import SpecserveError, Unavailable
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -23,13 +21,12 @@ _EVERY_S = 1.0
 
 
 class Top:
-    """Watches one server. A key is taken from SPECSERVE_API_KEY."""
+    """Watches one server."""
 
-    def __init__(self, url: str, console: Console | None = None) -> None:
+    def __init__(self, url: str, console: Console | None = None, *, api_key: str | None = None) -> None:
         """url is the server's, with or without http:// and a trailing /v1. Raises ConfigError when it is not one."""
         self._url = server_url(url)
-        key = client_key(os.environ)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(base_url=self._url, timeout=5, headers=headers)
         self._console = console or Console()
 
@@ -52,7 +49,7 @@ class Top:
             ) from None
         if reply.status_code != 200:
             raise SpecserveError(
-                f"{self._url}/status.json answered {reply.status_code}; set SPECSERVE_API_KEY if asked"
+                f"{self._url}/status.json answered {reply.status_code}; give --api-key, or set SPECSERVE_API_KEY"
             )
         found: dict[str, Any] = reply.json()
         return found

@@ -34,6 +34,7 @@ def add(places: Places) -> None:
 
     top = places.add_parser("top", help="watch a running server in the terminal: workers, slots, acceptance, pace")
     top.add_argument("--url", default=_URL, help=f"where the server is; default: {_URL}")
+    top.add_argument("--api-key", help="key of the server; default: the environment's SPECSERVE_API_KEY")
     top.add_argument("--once", action="store_true", help="print one picture and end")
     top.set_defaults(verb=_top)
 
@@ -103,7 +104,8 @@ def _check(arguments: argparse.Namespace) -> int:
 def _top(arguments: argparse.Namespace) -> int:
     from specserve.top import Top
 
-    Top(arguments.url).run(once=arguments.once)
+    api_key = arguments.api_key or configs.client_key(os.environ)
+    Top(arguments.url, api_key=api_key).run(once=arguments.once)
     return 0
 
 

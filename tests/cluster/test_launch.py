@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 import specserve.config as configs
 from specserve.app import build
@@ -202,7 +203,21 @@ def test_the_banner_is_a_request_with_an_end(config):
     body = json.loads(out.getvalue().splitlines()[2].partition("-d '")[2].removesuffix("'"))
     assert body["max_tokens"] == 100
     assert body["model"] == "tiny"
+    assert "Authorization" not in out.getvalue()
     assert out.getvalue().endswith("logs, while it runs: /somewhere/logs\n")
+
+
+def test_the_banners_request_has_the_key_that_the_server_asks_for(config):
+    """By the name of its variable, as a shell reads the first of several; never the key itself."""
+    server = config.server.model_copy(update={"api_keys": (SecretStr("topsecret"), SecretStr("other"))})
+    out = io.StringIO()
+    launch._banner(config.model_copy(update={"server": server}), None, out)
+    curl = out.getvalue().splitlines()[2].replace("curl ", "printf '%s\\n' ", 1)
+    told = subprocess.run(
+        ["sh", "-c", curl], env={"SPECSERVE_API_KEY": "topsecret,other"}, capture_output=True, text=True, check=True
+    )
+    assert "Authorization: Bearer topsecret" in told.stdout.splitlines()
+    assert "topsecret" not in out.getvalue()
 
 
 def test_a_server_that_is_open_to_others_says_so(config, capfd):
