@@ -291,7 +291,10 @@ class EngineConfig(Section):
     @property
     def told_depth(self) -> str:
         """How far requests are drafted, for people."""
-        return f"depth {self.depth}" + ("" if self.tree_shape is None else f", trees of {self.tree}")
+        how = {"fixed": "", "adaptive": "at most "}[self.depth_policy]
+        shape = self.tree_shape
+        trees = "" if shape is None else f" in trees of {how}{shape.nodes(self.depth)} nodes"
+        return f"depth {how}{self.depth}{trees}"
 
     @property
     def tree_shape(self) -> TreeShape | None:

@@ -49,7 +49,7 @@ class Top:
             ) from None
         if reply.status_code != 200:
             raise SpecserveError(
-                f"{self._url}/status.json answered {reply.status_code}; give --api-key, or set SPECSERVE_API_KEY"
+                f"{self._url}/status.json answered {reply.status_code}; is --api-key, or SPECSERVE_API_KEY, right?"
             )
         found: dict[str, Any] = reply.json()
         return found
