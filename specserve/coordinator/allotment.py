@@ -76,7 +76,7 @@ def _one_by_one(
 ) -> Branches:
     """What `allot` says, candidate by candidate."""
     found: list[tuple[int, int, int, int, int, int]] = []
-    size, free_blocks = blocks.block_tokens, blocks.free_count
+    free_blocks = blocks.free_count
     due = [
         (index, each, most, odds.likeliest(len(each.chain.tokens)).in_turn)
         for index, (each, most) in enumerate(zip(trunks, wanted, strict=True))
@@ -92,7 +92,7 @@ def _one_by_one(
         if depth <= 0:
             continue
         depth = min(depth, free_slots)
-        own = -(-(end + depth) // size) - end // size
+        own = blocks.needed(end + depth) - end // blocks.block_tokens
         if depth <= 0 or own > free_blocks:
             break
         free_slots, free_blocks = free_slots - depth, free_blocks - own

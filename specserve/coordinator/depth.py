@@ -103,9 +103,8 @@ class FixedDepth:
 
     def of(self, state: RequestState) -> int:
         """As much as is wanted and can be used."""
-        asked, longest, context = state.request.depth, state.longest, self._context
-        wanted = self.depth if asked is None or asked > self.depth else asked
-        usable = (longest if longest < context else context) - len(state.tokens) - 1
+        wanted, longest = self.wanted(state), min(state.longest, self._context)
+        usable = longest - len(state.tokens) - 1
         return wanted if wanted <= usable else max(0, usable)
 
     def shape(self, state: RequestState) -> TreeShape | None:
@@ -115,12 +114,11 @@ class FixedDepth:
 
     def ahead(self, state: RequestState) -> int:
         """What is wanted; the outcome that it is drafted for may leave less."""
-        asked = state.request.depth
-        return self.depth if asked is None or asked > self.depth else asked
+        return self.wanted(state)
 
     def drafting(self, state: RequestState) -> bool:
         """Always, where drafts are wanted at all."""
-        return self.depth > 0 and state.request.depth != 0
+        return self.wanted(state) > 0
 
     def plan(self, states: Sequence[RequestState]) -> None:
         """Nothing depends on the batch."""

@@ -378,7 +378,7 @@ class Engine:
         if not rows:
             self._last_end_s = None
             return
-        alone = [row for row in rows if (row.state.suspect or row.state.losses) and row.state.alone]
+        alone = [row for row in rows if row.state.alone]
         if alone:
             alone[0].depth = 0
             self._verify(alone[:1])

@@ -143,9 +143,7 @@ class RefcountPool:
         if len(listed) < _MANY:
             return None
         ids = np.array(listed, dtype=np.int64)
-        if np.count_nonzero(ids.view(np.uint64) >= self.capacity):
-            return None
-        return ids if self._count_array[ids].all() and self._all_differ(ids) else None
+        return ids if self._held_and_distinct(ids) else None
 
     def _drop(self, ids: Ids) -> Ids:
         """Drop one reference to each of these distinct ids, which are held; returns those that nobody holds now."""
@@ -179,14 +177,14 @@ class RefcountPool:
 
     def _check_given(self, ids: Ids) -> None:
         """Raise PoolError unless all of these are held and none is named twice."""
+        if not self._held_and_distinct(ids):
+            raise PoolError(f"{self._what}s {ids.tolist()} were named, which are not all held, or some of them twice")
+
+    def _held_and_distinct(self, ids: Ids) -> bool:
+        """Whether all of these are held and none is named twice: each then keeps the mark of its own place."""
         # As unsigned numbers, negative ones are too large as well.
         if np.count_nonzero(ids.view(np.uint64) >= self.capacity) or not self._count_array[ids].all():
-            raise PoolError(f"{self._what}s {ids.tolist()} were named, which are not all held")
-        if not self._all_differ(ids):
-            raise PoolError(f"{self._what}s {ids.tolist()} were named, some of them twice")
-
-    def _all_differ(self, ids: Ids) -> bool:
-        """Whether none of these ids of this pool is named twice: each keeps the mark of its own place."""
+            return False
         order = np.arange(len(ids))
         self._marks[ids] = order
         return bool((self._marks[ids] == order).all())

@@ -94,7 +94,7 @@ class Scheduler:
 
     def decoding(self) -> list[RequestState]:
         """The running requests whose next row is a decode row."""
-        return [state for state in self.running if state.target_cached == len(state.tokens) - 1]
+        return [state for state in self.running if state.decoding]
 
     def plan(self, decoding: Sequence[RequestState]) -> list[TargetRow]:
         """The rows of the next round, their blocks allocated; may preempt the youngest to make room.

@@ -270,35 +270,32 @@ def test_gains_around_one_do_not_switch_back_and_forth():
     assert flips([1.3] * 5 + [0.8] * 5 + [1.3] * 5) == 2
 
 
+def trials_that_lose(loss, rounds, load_changes=()):
+    """The rounds in which trials begin while drafting is off, each of which loses so much."""
+    switch = DraftingSwitch(1)
+    switch.look(0.5)
+    switch.look(0.5)
+    trials = []
+    for number in range(rounds):
+        switch.advance()
+        if number in load_changes:
+            switch.load_changed()
+        if switch.consider_trial(0.5, True):
+            trials.append(number)
+            switch.charge(loss)
+    return trials
+
+
 def test_trials_of_drafting_lose_a_hundredth_at_most():
     """A trial that loses half a round is followed by fifty without; a cheaper one by fewer, never below 32."""
     for loss, gap in [(0.5, 50), (2.0, 200), (0.01, 32), (99.0, 512)]:
-        switch = DraftingSwitch(1)
-        switch.look(0.5)
-        switch.look(0.5)
-        trials = []
-        for number in range(1300):
-            switch.advance()
-            if switch.consider_trial(0.5, True):
-                trials.append(number)
-                switch.charge(loss)
+        trials = trials_that_lose(loss, rounds=1300)
         assert trials[2] - trials[1] == pytest.approx(gap, abs=2)
 
 
 def test_another_load_is_tried_sooner_and_not_again_before_it_changes():
     """Trials that lost much are 512 rounds apart; where the load changes, one comes after 64, and only one."""
-    switch = DraftingSwitch(1)
-    switch.look(0.5)
-    switch.look(0.5)
-    trials = []
-    for number in range(1400):
-        switch.advance()
-        if number == 560:
-            switch.load_changed()
-        if switch.consider_trial(0.5, True):
-            trials.append(number)
-            switch.charge(99.0)
-    assert trials == [31, 544, 609, 1122]
+    assert trials_that_lose(99.0, rounds=1400, load_changes=[560]) == [31, 544, 609, 1122]
 
 
 class OnProfile(Timed):

@@ -246,23 +246,27 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.free(places) == released
         self.free += released
 
-    @rule(places=st.lists(st.integers(-1, 12), max_size=12))
-    def hold_an_array(self, places):
+    def done_with_an_array(self, call, places):
+        """Whether the call could be done, with distinct ids that are all held; with others it must raise."""
+        ids = np.array(places, dtype=np.int64)
         if len(set(places)) < len(places) or not all(0 <= place < 12 and self.counts[place] for place in places):
             with pytest.raises(PoolError):
-                self.pool.hold(np.array(places, dtype=np.int64))
+                call(ids)
+            return False
+        call(ids)
+        return True
+
+    @rule(places=st.lists(st.integers(-1, 12), max_size=12))
+    def hold_an_array(self, places):
+        if not self.done_with_an_array(self.pool.hold, places):
             return
-        self.pool.hold(np.array(places, dtype=np.int64))
         for place in places:
             self.counts[place] += 1
 
     @rule(places=st.lists(st.integers(-1, 12), max_size=12))
     def give_an_array_back(self, places):
-        if len(set(places)) < len(places) or not all(0 <= place < 12 and self.counts[place] for place in places):
-            with pytest.raises(PoolError):
-                self.pool.give_back(np.array(places, dtype=np.int64))
+        if not self.done_with_an_array(self.pool.give_back, places):
             return
-        self.pool.give_back(np.array(places, dtype=np.int64))
         for place in places:
             self.counts[place] -= 1
         self.free += [place for place in places if not self.counts[place]]
