@@ -35,6 +35,43 @@ _ABOUT = (
     "Compare {} with",
     "Why is {}",
     "What happened to {}",
+    "How does {} work",
+    "How can I get rid of {}",
+    "What can I do about {}",
+    "What is {}",
+    "What is the best way to deal with {}",
+    "Where does {} come from",
+    "When was {}",
+    "Who invented {}",
+    "Is {} good for",
+    "Is it safe to",
+    "Should I",
+    "Which kind of {} should I",
+    "How much does {} cost",
+    "How long does it take to",
+    "Why do people like {}",
+    "Why do we need {}",
+    "Can you recommend something about {}",
+    "I have a problem with {}. What",
+    "I am afraid of {}. How",
+    "My friend asked me about {}. What",
+    "Explain {} to a child",
+    "Give me a short definition of {}",
+    "Give me an example of {}",
+    "Write two sentences about {}",
+    "Write a haiku about {}",
+    "Write a joke about {}",
+    "Write a headline about {}",
+    "Write a short letter about {}",
+    "Write a product description for {}",
+    "What are the most common mistakes with {}",
+    "What do I need for {}",
+    "What is the history of {}",
+    "What is the meaning of {}",
+    "Is {} better than",
+    "True or false: {}",
+    "Make a list of words about {}",
+    "Suggest a name for {}",
 )
 _SUBJECTS = (
     "the ocean", "volcanoes", "baking bread", "the Roman Empire", "solar panels", "a small dog", "electric cars",
@@ -45,6 +82,22 @@ _SUBJECTS = (
     "painting", "climate", "the printing press", "a birthday party", "vaccines", "old books", "trains", "football",
     "a detective", "time management", "mathematics", "the brain", "a city at night", "chocolate cake", "elephants",
     "gravity", "meditation", "computers", "Africa", "India", "a famous scientist", "planets", "cooking rice",
+    "a new neighbour", "my cat", "a wet shoe", "houseplants", "a long flight", "tax forms", "teenagers", "an old car",
+    "oranges", "my first marathon", "a noisy fridge", "public speaking", "sunburn", "moving to another city", "clouds",
+    "the Eiffel Tower", "New York", "Vienna", "a small flat", "a wedding", "bread that does not rise", "house prices",
+    "a cold", "headaches", "tea", "cheese", "knitting", "the piano", "a guitar", "dancing", "photography", "jazz",
+    "Mozart", "Van Gogh", "the Silk Road", "the Second World War", "democracy", "elections", "inflation", "a budget",
+    "insurance", "a mortgage", "passwords", "smartphones", "Wi-Fi at home", "e-mail", "spreadsheets", "batteries",
+    "wind turbines", "nuclear power", "recycling", "plastic in the sea", "rain forests", "deserts", "penguins",
+    "wolves", "ants", "spiders", "horses", "an aquarium", "the human eye", "teeth", "muscles", "vitamins", "sugar",
+    "salt", "exercise at home", "swimming", "cycling to work", "yoga", "tennis", "camping", "fishing", "a picnic",
+    "Christmas", "gifts for children", "bedtime", "homework", "exams", "university", "a first job",
+    "a difficult colleague", "meetings", "holidays", "leaving a job", "retirement", "grandparents", "twins",
+    "a lost wallet", "noise", "snow", "storms", "earthquakes", "the tides", "the seasons", "the speed of light",
+    "atoms", "magnets", "DNA", "bridges", "clocks", "elevators", "aeroplanes", "ships", "maps", "alphabets",
+    "fractions", "probability", "triangles", "prime numbers", "logic puzzles", "riddles", "fairy tales", "ghosts",
+    "dragons", "a king without a crown", "a lonely lighthouse", "autumn leaves", "silence", "hope", "courage",
+    "jealousy", "honesty", "luck", "dreams",
 )  # fmt: skip
 
 _CODE = (
@@ -89,6 +142,6 @@ _TEXTS = (
 
 def opening(noise: random.Random) -> str:
     """The beginning of one user message; empty where the target is to begin by itself."""
-    group = noise.choices((_FREE, _ABOUT, _CODE, _TEXTS), weights=(3, 4, 2, 2))[0]
+    group = noise.choices((_FREE, _ABOUT, _CODE, _TEXTS), weights=(2, 6, 2, 2))[0]
     chosen = noise.choice(group)
     return chosen.format(noise.choice(_SUBJECTS)) if group is _ABOUT else chosen
