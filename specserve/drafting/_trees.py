@@ -20,7 +20,7 @@ from specserve.drafting.workspace import Workspace
 from specserve.models import TokenTree
 from specserve.models._stretches import Stretch
 from specserve.sampling import _kernels, host
-from specserve.sampling.blocks import largest
+from specserve.sampling.blocks import peaks
 from specserve.sampling.dists import process
 from specserve.sampling.noise import Purpose, node_places, token_keys, uniform
 from specserve.sampling.profiles import Settings
@@ -203,7 +203,7 @@ class Growth:
         chances = _probabilities(logits[:, : self._vocab_size], best, width)
         if settings is not None and dist is not None:
             drawn = np.flatnonzero(settings.temperature.numpy() != 0)
-            (overlap,) = host.read(largest(dist[torch.from_numpy(drawn)])[:, None].sqrt())
+            (overlap,) = host.read(peaks(dist[torch.from_numpy(drawn)])[1][:, None].sqrt())
             chances[drawn] = np.nan_to_num(overlap * (1 - overlap) ** np.arange(width))
         return chances
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -56,44 +57,57 @@ class LayoutProbe:
 
 
 class Pages:
-    """keys[layer], values[layer]: [blocks · block_tokens, kv_heads, dim]. Allocated once, zeroed."""
+    """keys[layer], values[layer]: [blocks · block_tokens, kv_heads, dim]. Allocated once, zeroed.
+
+    All that are of one shape lie in one tensor [n, blocks · block_tokens, kv_heads, dim], so that what concerns all
+    layers takes one operation and not one for each.
+    """
 
     def __init__(self, layouts: dict[int, LayerLayout], blocks: int, block_tokens: int, device: torch.device) -> None:
         self.block_tokens = block_tokens
+        self._device = device
         slots = blocks * block_tokens
-        self.keys = {
-            layer: prefer(torch.zeros(slots, layout.kv_heads, layout.key_dim, dtype=layout.dtype, device=device))
-            for layer, layout in layouts.items()
+        shapes = Counter(shape for layout in layouts.values() for shape in _shapes(layout))
+        self._stores = {
+            (heads, dim, dtype): prefer(torch.zeros(count, slots, heads, dim, dtype=dtype, device=device))
+            for (heads, dim, dtype), count in shapes.items()
         }
-        self.values = {
-            layer: prefer(torch.zeros(slots, layout.kv_heads, layout.value_dim, dtype=layout.dtype, device=device))
-            for layer, layout in layouts.items()
-        }
+        free = {shape: iter(store) for shape, store in self._stores.items()}
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        for layer, layout in layouts.items():
+            for pages, shape in zip((self.keys, self.values), _shapes(layout), strict=True):
+                pages[layer] = next(free[shape])
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Make the blocks `copies` hold what the blocks `sources` hold, in all layers."""
-        for store in (self.keys, self.values):
-            for pages in store.values():
-                blocks = pages.view(-1, self.block_tokens, *pages.shape[1:])
-                blocks[list(copies)] = blocks[list(sources)]
+        for store in self._stores.values():
+            blocks = store.view(len(store), -1, self.block_tokens, *store.shape[2:])
+            blocks[:, list(copies)] = blocks[:, list(sources)]
 
     def move(self, moves: Sequence[Move]) -> None:
         """See `HoldsTrees`: all are read before any is written, so that positions may overlap."""
         sources, targets = self._move_slots(moves)
-        for store in (self.keys, self.values):
-            for pages in store.values():
-                pages.index_copy_(0, targets, pages.index_select(0, sources))
+        for store in self._stores.values() if len(sources) else ():
+            store.index_copy_(1, targets, store.index_select(1, sources))
 
     def _move_slots(self, moves: Sequence[Move]) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [m] each: where positions are, and where they go."""
+        """int64 [m] each: where positions are, and where they go; none that stay where they are."""
         found: tuple[list[int], list[int]] = ([], [])
         for move in moves:
             for place, source in enumerate(move.sources):
+                if source == move.first + place:
+                    continue
                 for slots, position in zip(found, (source, move.first + place), strict=True):
                     block, within = divmod(position, self.block_tokens)
                     slots.append(int(move.table[block]) * self.block_tokens + within)
-        device = next(iter(self.keys.values())).device
-        return torch.tensor(found[0], device=device), torch.tensor(found[1], device=device)
+        sources, targets = (torch.tensor(slots, dtype=torch.int64, device=self._device) for slots in found)
+        return sources, targets
+
+
+def _shapes(layout: LayerLayout) -> tuple[tuple[int, int, torch.dtype], tuple[int, int, torch.dtype]]:
+    """Heads, dim and dtype of a layer's keys, and of its values."""
+    return (layout.kv_heads, layout.key_dim, layout.dtype), (layout.kv_heads, layout.value_dim, layout.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,11 @@ static void norm_row(const room *in, int64_t row, const float *weight, int64_t w
     norm_into(in->hidden + row * width, weight, width, epsilon, to, apart);
 }
 
+/* A strip's rows are side by side in its lines of memory, so one thread writes them all: two would take each line from
+ * the other again and again. */
+#define OF_STRIP(token, shape, strip)                                                                                \
+    for (int64_t token = (strip) * (shape).height, end_of_##token = token + rows_of(shape, strip); token < end_of_##token; token++)
+
 INLINE int64_t width_of(const product *of, int64_t panel) {
     const int64_t left = of->outputs - panel * PANEL;
     return left < PANEL ? left : PANEL;
@@ -330,7 +335,15 @@ static void attend(const decoder *model, const layer *at, const step *now, const
         return;
     }
     /* Tokens of one key head one after the other, as they read the same keys. */
-    TOGETHER(phases, piece, pieces) attend_token(model, at, now, in, piece % now->count, piece / now->count);
+    if (in->shape.strips * model->kv_heads < PIECES_PER_THREAD * now->threads) {
+        TOGETHER(phases, piece, pieces) attend_token(model, at, now, in, piece % now->count, piece / now->count);
+        return;
+    }
+    TOGETHER(phases, piece, in->shape.strips * model->kv_heads) {
+        OF_STRIP(token, in->shape, piece % in->shape.strips) {
+            attend_token(model, at, now, in, token, piece / in->shape.strips);
+        }
+    }
 }
 
 static void show_entering(const decoder *model, const step *now, const room *in, int64_t index, int64_t token) {
@@ -345,10 +358,12 @@ static void run_layer(const decoder *model, int64_t index, const step *now, cons
     const layer *at = model->each + index;
     const int64_t width = model->width;
     const int64_t panels = panels_of(at->query.outputs) + panels_of(at->key.outputs) + panels_of(at->value.outputs);
-    TOGETHER(phases, token, now->count) {
-        if (model->beside) join_beside(model, at, now, in, token);
-        else norm_row(in, token, at->before, width, model->epsilon);
-        show_entering(model, now, in, index, token);
+    TOGETHER(phases, strip, in->shape.strips) {
+        OF_STRIP(token, in->shape, strip) {
+            if (model->beside) join_beside(model, at, now, in, token);
+            else norm_row(in, token, at->before, width, model->epsilon);
+            show_entering(model, now, in, index, token);
+        }
     }
     TOGETHER(phases + 1, piece, panels) {
         int64_t panel = piece, column;
@@ -358,13 +373,17 @@ static void run_layer(const decoder *model, int64_t index, const step *now, cons
     TOGETHER(phases + 2, token, now->count) keep_token(model, at, now, in, token);
     attend(model, at, now, in, phases + 3);
     TOGETHER(phases + 5, panel, panels_of(width)) add_panel(&at->output, panel, in->mixed, in->shape, in->hidden, width);
-    TOGETHER(phases + 6, token, now->count) norm_row(in, token, at->between, width, model->epsilon);
+    TOGETHER(phases + 6, strip, in->shape.strips) {
+        OF_STRIP(token, in->shape, strip) norm_row(in, token, at->between, width, model->epsilon);
+    }
     TOGETHER(phases + 7, panel, panels_of(model->inner)) gate_panel(model, at, panel, in);
     TOGETHER(phases + 8, panel, panels_of(width)) add_panel(&at->down, panel, in->inner, in->shape, in->hidden, width);
 }
 
 static void begin(const decoder *model, const step *now, const room *in, phase *phases) {
-    TOGETHER(phases, token, now->count) begin_token(model, now, in, token);
+    TOGETHER(phases, strip, in->shape.strips) {
+        OF_STRIP(token, in->shape, strip) begin_token(model, now, in, token);
+    }
     if (!model->entry.panels) return;
     TOGETHER(phases + 1, panel, panels_of(model->width)) {
         put_panel(&model->entry, panel, in->input, in->shape, in->hidden, model->width);

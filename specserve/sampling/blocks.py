@@ -46,7 +46,10 @@ def argmax(rows: torch.Tensor, size: int = 64) -> torch.Tensor:
     return places.gather(1, rows.gather(1, places).argmax(-1, keepdim=True)).squeeze(1)
 
 
-def largest(rows: torch.Tensor) -> torch.Tensor:
-    """[m]: the largest value of each row [m, V], NaN where there is one."""
-    places = _kernels.argmax(rows)
-    return rows.amax(-1) if places is None else rows.gather(1, places[:, None]).squeeze(1)
+def peaks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 [m] and [m]: where the largest value of each row [m, V] is, as `argmax` says, and that value.
+
+    It is not finite where a row holds a NaN or +inf, or nothing but −inf.
+    """
+    places = argmax(rows)
+    return places, rows.gather(1, places[:, None]).squeeze(1)

@@ -16,9 +16,6 @@ from specserve.verification import RuleNoise
 from specserve.verification._rows import Row
 from specserve.verification._tree import ABSENT
 
-GREEDY = ""
-"""Stands for the rule of rows whose target dist is one-hot: there all rules with GREEDY_WALK say the same."""
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -26,8 +23,8 @@ class Group:
 
     places [B] in the message; logits [m] the rows of the round's logits that belong to the group, in order, and
     owners [m] the group row of each; steps [B, K + 1] indices into these two, repeating the last one past a chain's
-    end; read [m] the token that the target read for each group logit, 0 for the newest committed ones; tokens and
-    dist_rows [B, K], 0 and -1 past a chain's end; lengths [B]; first [B] the absolute position of token 0.
+    end; tokens and dist_rows [B, K], 0 and -1 past a chain's end; lengths [B]; first [B] the absolute position of
+    token 0.
     """
 
     rule: str
@@ -35,7 +32,6 @@ class Group:
     logits: torch.Tensor
     owners: torch.Tensor
     steps: torch.Tensor
-    read: torch.Tensor
     tokens: torch.Tensor
     dist_rows: torch.Tensor
     lengths: torch.Tensor
@@ -82,21 +78,22 @@ class _GroupNoise:
         return host.send(token_keys(self._seeds, self._positions, self._branches), self._device)
 
 
-def grouped(rows: Sequence[Row], greedy_walks: Container[RuleName]) -> list[Group]:
-    """The due rows of a round, in order, by rule; their logits are taken to stand in the same order.
+def grouped(rows: Sequence[Row], greedy_walks: Container[RuleName]) -> tuple[list[tuple[Row, int]], list[Group]]:
+    """The due rows of a round, in order; their logits are taken to stand in the same order.
 
-    greedy_walks are the rules whose rows of temperature 0 all go into one group, `GREEDY`.
+    First those of temperature 0 under one of the rules greedy_walks, each with the place of its first logits, then the
+    others by rule.
     """
+    greedy: list[tuple[Row, int]] = []
     members: dict[tuple[str, bool], list[tuple[Row, int]]] = {}
     at = 0
     for row in rows:
         if row.due:
             rule = row.profile.rule
-            if row.profile.temperature == 0 and rule in greedy_walks:
-                rule = GREEDY
-            members.setdefault((rule, row.parents is not None), []).append((row, at))
+            walks = row.profile.temperature == 0 and rule in greedy_walks
+            (greedy if walks else members.setdefault((rule, row.parents is not None), [])).append((row, at))
             at += len(row.chain) + 1
-    return [_group(rule, *zip(*found, strict=True)) for (rule, _), found in members.items()]
+    return greedy, [_group(rule, *zip(*found, strict=True)) for (rule, _), found in members.items()]
 
 
 def _group(rule: str, rows: Sequence[Row], ats: Sequence[int]) -> Group:
@@ -112,7 +109,6 @@ def _group(rule: str, rows: Sequence[Row], ats: Sequence[int]) -> Group:
         logits=torch.arange(int(ends[-1])) + (torch.tensor(ats) - begins)[owners],
         owners=owners,
         steps=begins[:, None] + torch.minimum(torch.arange(longest + 1), lengths[:, None]),
-        read=torch.tensor([token for row in rows for token in (0, *row.chain.tolist())]),
         tokens=_padded([row.chain.tolist() for row in rows], longest, 0),
         dist_rows=_padded([row.dist_rows.tolist() for row in rows], longest, -1),
         lengths=lengths,

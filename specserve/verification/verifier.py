@@ -31,7 +31,7 @@ from specserve.models._ranks import RankGroup
 from specserve.models._worker import load_backend
 from specserve.models.loading import prepare
 from specserve.sampling import host
-from specserve.sampling.blocks import largest
+from specserve.sampling.blocks import peaks
 from specserve.sampling.constraint import restrict
 from specserve.sampling.dists import greedy_choice, process
 from specserve.sampling.grammar import Grammars
@@ -55,13 +55,13 @@ from specserve.types import RuleName, WorkerInfo
 from specserve.verification import Judge, TreeJudge, _masks, all_rules, judges_of, tree_judges
 from specserve.verification._beside import Beside
 from specserve.verification._draft_rows import DraftRows
-from specserve.verification._group import GREEDY, Group, grouped
+from specserve.verification._greedy import follow_choices
+from specserve.verification._group import Group, grouped
 from specserve.verification._masks import Masks
 from specserve.verification._rows import Row, judged_places, processed_places, read, uncovered
 from specserve.verification._scores import Scorer
 from specserve.verification._shown import shown
-from specserve.verification._tree import DraftTree, follow
-from specserve.verification.bookkeeping import NextPass, prepare_next_forward_pass, verify_speculative_tokens
+from specserve.verification._tree import DraftTree
 
 LayersRead = Callable[[Config], tuple[int, ...]]
 
@@ -161,11 +161,13 @@ class Verifier:
         scorer = Scorer(rows, logits, self._vocab_size)
         judged_at = judged_places(rows)
         logits = logits if judged_at is None else logits[judged_at]
-        # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
-        finite = largest(logits[:, : self._vocab_size]).isfinite()
-        logits = restrict(logits, masks.rows, masks.bits)
-        apply(logits, processed_places(rows), self._vocab_size)
-        last, chosen, healthy = self._judge(rows, logits, finite, message.dists)
+        choices, highest = peaks(logits[:, : self._vocab_size])
+        processed = processed_places(rows)
+        if masks.rows or processed:
+            logits = restrict(logits, masks.rows, masks.bits)
+            apply(logits, processed, self._vocab_size)
+            choices = greedy_choice(logits, self._vocab_size)
+        last, chosen, healthy = self._judge(rows, logits, choices, highest, message.dists)
         kept = self._settle(rows, last)
         scores, prompt_scores = scorer.emitted(last, chosen), scorer.prompt()
         judging_s = forwarded.until(_moments.now(self._backend.device))
@@ -232,47 +234,35 @@ class Verifier:
             return torch.empty(0, self._backend.vocab_size, device=self._backend.device)
         return _memory.forward(self._backend, [row.stretch for row in rows])
 
-    def _judge(self, rows: Sequence[Row], logits: torch.Tensor, finite: torch.Tensor, dists: Dists) -> Array:
-        """The last kept drafted token, next and healthy of each row, int64 [3, n]; -1, -1, 1 where no token is due."""
-        groups = grouped(rows, self._greedy_walks)
-        outcome = torch.full((3, len(rows)), -1, device=logits.device)
-        outcome[2] = 1
-        draft_dists = self._draft_dists(groups, dists, logits)
-        for group in groups:
-            everything = len(group.logits) == len(logits)
-            mine, sound = logits, finite
-            if not everything:
-                places = host.send(group.logits, logits.device)
-                mine, sound = logits[places], finite[places]
-            if group.rule == GREEDY:
-                last, chosen = self._judge_greedy(group, mine)
-            else:
-                last, chosen = self._judge_by_rule(group, mine, draft_dists)
-            healthy = group.by_step(sound).all(-1)
-            outcome[:, host.send(group.places, outcome.device)] = torch.stack([last, chosen, healthy.long()])
-        return host.read(outcome)[0]
+    def _judge(
+        self, rows: Sequence[Row], logits: torch.Tensor, choices: torch.Tensor, highest: torch.Tensor, dists: Dists
+    ) -> Array:
+        """The last kept drafted token, next and healthy of each row, int64 [3, n]; -1, -1, 1 where no token is due.
 
-    def _draft_dists(self, groups: Sequence[Group], dists: Dists, logits: torch.Tensor) -> Support:
-        """The dists of the round; none when no row needs them."""
+        choices int64 [m]: the likeliest id of each row of logits [m, V]; highest [m]: its value before any processor.
+        """
+        greedy, groups = grouped(rows, self._greedy_walks)
+        judged = self._judge_by_rules(groups, logits, dists) if groups else ()
+        chosen, highs, *told = host.read(choices, highest, *judged)
+        outcome = np.full((3, len(rows)), -1)
+        outcome[2] = _healthy(rows, highs)
+        for group, verdict in zip(groups, told, strict=True):
+            outcome[:2, group.places.numpy()] = verdict
+        follow_choices(greedy, chosen, outcome[:2])
+        return outcome
+
+    def _judge_by_rules(self, groups: Sequence[Group], logits: torch.Tensor, dists: Dists) -> list[torch.Tensor]:
+        """The last kept drafted token and the next one of each group's rows, int64 [2, B]."""
         needed = any(group.rule in self._rules and self._rules[group.rule].NEEDS_DISTS for group in groups)
-        return decode(dists if needed else Dists.none(), logits.shape[1], logits.device)
-
-    def _judge_greedy(self, group: Group, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        device, chosen = logits.device, greedy_choice(logits, self._vocab_size)
-        tree = _tree_of(group, device)
-        if tree is not None:
-            return follow(group.by_step(chosen), tree)
-        read, lengths = host.send(group.read, device), host.send(group.lengths + 1, device)
-        last, _ = verify_speculative_tokens(read, chosen, lengths)
-        buffers = NextPass.empty(len(lengths), 0, device)  # the coordinator knows the drafted ids
-        due = torch.ones_like(lengths, dtype=torch.bool)
-        prepare_next_forward_pass(read, chosen, lengths, due, host.send(group.logits, device), last, buffers)
-        return buffers.counts - 1, buffers.sampled
+        draft_dists = decode(dists if needed else Dists.none(), logits.shape[1], logits.device)
+        return [torch.stack(self._judge_by_rule(group, logits, draft_dists)) for group in groups]
 
     def _judge_by_rule(
         self, group: Group, logits: torch.Tensor, draft_dists: Support
     ) -> tuple[torch.Tensor, torch.Tensor]:
         judge, settings, device = self._judge_of(group.rule), group.settings.take(group.owners), logits.device
+        if len(group.logits) != len(logits):
+            logits = logits[host.send(group.logits, device)]
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         tokens = host.send(group.tokens, device)
         draft = DraftRows.of(draft_dists, host.send(group.dist_rows, device), tokens)
@@ -281,6 +271,19 @@ class Verifier:
             return self._tree_judge_of(group.rule)(group.by_step(dist), draft, tree, group.noise(device))
         kept, chosen = judge(group.by_step(dist), draft, tokens, host.send(group.lengths, device), group.noise(device))
         return kept - 1, chosen
+
+
+def _healthy(rows: Sequence[Row], highest: Array) -> Array:
+    """Whether all logits of each row's due tokens are such that a token can be chosen, bool [n]; highest [m].
+
+    The largest value of a row is not finite when it holds a NaN or +inf, or nothing but −inf.
+    """
+    sound = np.isfinite(highest)
+    if sound.all():
+        return np.ones(len(rows), bool)
+    lengths = [len(row.chain) + 1 if row.due else 0 for row in rows]
+    faults: Array = np.bincount(np.repeat(np.arange(len(rows)), lengths)[~sound], minlength=len(rows))
+    return np.equal(faults, 0)
 
 
 def _tree_of(group: Group, device: torch.device) -> DraftTree | None:

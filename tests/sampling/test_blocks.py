@@ -23,4 +23,6 @@ def test_the_largest_is_found_where_torch_finds_it(width: int) -> None:
     rows[10:20, width // 2] = torch.inf
     rows[20:30, width // 3 :] = torch.nan
     assert torch.equal(blocks.argmax(rows), rows.argmax(-1))
-    assert torch.equal(blocks.largest(rows).nan_to_num(9.0), rows.amax(-1).nan_to_num(9.0))
+    places, values = blocks.peaks(rows)
+    assert torch.equal(places, rows.argmax(-1))
+    assert torch.equal(values.nan_to_num(9.0), rows.amax(-1).nan_to_num(9.0))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +15,8 @@ from specserve.verification.bookkeeping import (
 )
 
 # The example of the original's documentation: S = 2, three decode rows, two prefill rows.
-READ = torch.tensor([10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 50])
-CHOSEN = torch.tensor([11, 77, 78, 21, 22, 23, 35, 32, 33, 41, 51])
+READ = np.array([10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 50])
+CHOSEN = np.array([11, 77, 78, 21, 22, 23, 35, 32, 33, 41, 51])
 LENGTHS = fixed_stride(3, 2, 2)
 LAST = [1, 5, 6, 9, 10]
 MASK = [1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 1]
@@ -24,11 +24,11 @@ MASK = [1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 1]
 
 def prepared(read, chosen, lengths, depth, *, due=None, positions=None, rows=None, dirt=-7777) -> NextPass:
     """What a step writes into buffers that hold another step's values."""
-    buffers = NextPass.empty(rows or len(lengths), depth, torch.device("cpu"))
+    buffers = NextPass.empty(rows or len(lengths), depth)
     for buffer in (buffers.sampled, buffers.last_accepted, buffers.accepted, buffers.counts):
-        buffer.fill_(dirt)
-    due = torch.ones(len(lengths), dtype=torch.bool) if due is None else torch.tensor(due)
-    positions = torch.arange(len(read.flatten())) if positions is None else torch.tensor(positions)
+        buffer.fill(dirt)
+    due = np.ones(len(lengths), dtype=bool) if due is None else np.array(due)
+    positions = np.arange(read.size) if positions is None else np.array(positions)
     last, _ = verify_speculative_tokens(read, chosen, lengths)
     prepare_next_forward_pass(read, chosen, lengths, due, positions, last, buffers)
     return buffers
@@ -39,13 +39,13 @@ def test_the_documented_example_is_verified(read):
     """Row c: 32 is what the target chose after 31, which was refused; it does not count. Prefill rows are accepted."""
     last, accepted = verify_speculative_tokens(read, CHOSEN, LENGTHS)
     assert last.tolist() == LAST
-    assert accepted.long().tolist() == MASK
-    assert (last.dtype, accepted.dtype) == (torch.int64, torch.bool)
+    assert accepted.astype(int).tolist() == MASK
+    assert (last.dtype, accepted.dtype) == (np.int64, np.bool_)
 
 
 def test_without_the_running_and_an_accidental_match_would_count():
     """A variant that compares each token alone accepts 32 in row c: the example tells the two apart."""
-    alone = (CHOSEN.roll(1) == READ).long()
+    alone = (np.roll(CHOSEN, 1) == READ).astype(int)
     alone[[0, 3, 6, 9, 10]] = 1
     assert alone.tolist() != MASK
     assert alone[8] == 1
@@ -54,10 +54,10 @@ def test_without_the_running_and_an_accidental_match_would_count():
 def test_a_base_never_matches_what_another_request_was_told():
     """The token before a base belongs to the row before: equal or not, it changes nothing (no bleed between rows)."""
     for base in (78, 0):
-        read = READ.clone()
+        read = READ.copy()
         read[3] = base  # 78 is what the target chose at the end of row a
         last, accepted = verify_speculative_tokens(read, CHOSEN, LENGTHS)
-        assert (last.tolist(), accepted.long().tolist()) == (LAST, MASK)
+        assert (last.tolist(), accepted.astype(int).tolist()) == (LAST, MASK)
 
 
 def test_the_documented_example_is_prepared():
@@ -83,7 +83,7 @@ def test_what_is_emitted_is_the_accepted_tokens_and_the_sample():
 
 def test_the_controllers_example():
     """S = 2: one row keeps all, one keeps nothing."""
-    read, chosen = torch.tensor([10, 11, 12, 20, 21, 22]), torch.tensor([11, 12, 99, 99, 22, 23])
+    read, chosen = np.array([10, 11, 12, 20, 21, 22]), np.array([11, 12, 99, 99, 22, 23])
     buffers = prepared(read, chosen, fixed_stride(2, 0, 2), 2)
     assert buffers.counts.tolist() == [2, 0]
     assert buffers.accepted.tolist() == [[11, 12], [-1, -1]]
@@ -105,7 +105,7 @@ def test_rows_that_are_not_due_choose_no_token():
 
 def test_no_rows_at_all_are_no_error():
     """Zero requests: nothing is written."""
-    nothing = torch.empty(0, dtype=torch.int64)
+    nothing = np.empty(0, dtype=np.int64)
     last, accepted = verify_speculative_tokens(nothing, nothing, nothing)
     assert len(last) == len(accepted) == 0
     buffers = prepared(nothing, nothing, nothing, 2, rows=2)
@@ -140,11 +140,11 @@ def test_ragged_rows_agree_with_a_walk_by_hand(lengths, data):
     ids = st.lists(st.integers(0, 1), min_size=total, max_size=total)
     read, chosen = data.draw(ids), data.draw(ids)
     wanted_last, wanted_mask = by_hand(read, chosen, lengths)
-    tensors = [torch.tensor(values, dtype=torch.int64) for values in (read, chosen, lengths)]
-    last, accepted = verify_speculative_tokens(*tensors)
+    arrays = [np.array(values, dtype=np.int64) for values in (read, chosen, lengths)]
+    last, accepted = verify_speculative_tokens(*arrays)
     assert (last.tolist(), accepted.tolist()) == (wanted_last, wanted_mask)
 
-    buffers = prepared(*tensors, 5)
+    buffers = prepared(*arrays, 5)
     begins = [sum(lengths[:row]) for row in range(len(lengths))]
     assert buffers.counts.tolist() == [at - begin for at, begin in zip(wanted_last, begins, strict=True)]
     for begin, at, ids_row in zip(begins, wanted_last, buffers.accepted.tolist(), strict=True):
