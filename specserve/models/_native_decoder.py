@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ class _CLayer(ctypes.Structure):
 
 class _CDecoder(ctypes.Structure):
     _fields_: ClassVar[_Fields] = (
-        *_fields(_Number, "layers width heads kv_heads dim inner vocabulary block_tokens normed_first"),
+        *_fields(_Number, "layers width heads kv_heads dim inner vocabulary block_tokens normed_first ids blocks"),
         *_fields(_Float, "epsilon scaling rope_scaling unused"),
         *_fields(_Pointer, "embedding frequencies norm beside head_ids each"),
         *_fields(Product, "entry head"),
@@ -94,7 +94,6 @@ class NativeDecoder:
         self._layers = (_CLayer * len(each))(*each)
         self._decoder = self._whole(anatomy)
         self._room = torch.empty(0, dtype=torch.uint8)
-        self._blocks = 0
         self._shown_layers: Array | None = None
         self._shown: torch.Tensor | None = None
 
@@ -113,7 +112,7 @@ class NativeDecoder:
     def bind(self, pages: Pages) -> None:
         """The pages that steps write and read from now on."""
         self._decoder.block_tokens = pages.block_tokens
-        self._blocks = len(pages.keys[0]) // pages.block_tokens
+        self._decoder.blocks = len(pages.keys[0]) // pages.block_tokens
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = pages.keys[index].data_ptr(), pages.values[index].data_ptr()
 
@@ -168,7 +167,6 @@ class NativeDecoder:
         }
         packed = {name: (np.ascontiguousarray(array), length) for name, (array, length) in arrays.items()}
         pointers = {name: _address(name, array, length) for name, (array, length) in packed.items()}
-        self._refuse_strays(batch, origins)
         sights = _sights(batch)
         pointers |= {
             name: _address(name, array, len(array) if name == "paths" else count) for name, array in sights.items()
@@ -188,12 +186,14 @@ class NativeDecoder:
         )
         decoder, now = ctypes.addressof(self._decoder), ctypes.addressof(step)
         needed = self._library.specserve_step_room(decoder, now)
+        if needed < 0:
+            self._refuse(batch, origins)
         if needed > len(self._room):
             self._room = torch.empty(needed, dtype=torch.uint8)
         self._library.specserve_step(decoder, now, self._room.data_ptr())
 
-    def _refuse_strays(self, batch: RaggedBatch, origins: Array) -> None:
-        """C would read and write where these point. Raises IndexError, as torch does."""
+    def _refuse(self, batch: RaggedBatch, origins: Array) -> NoReturn:
+        """Say what C refused, which would read and write where these point. Raises IndexError, as torch does."""
         count, rows = len(batch.tokens), len(batch.tables)
         if batch.offsets[0] != 0 or batch.offsets[-1] != count or (np.diff(batch.offsets) < 1).any():
             raise IndexError(f"{rows} rows from {batch.offsets.tolist()} do not share {count} tokens out")
@@ -202,9 +202,11 @@ class NativeDecoder:
         _refuse_outside("token ids", batch.tokens, len(self._anatomy.embedding))
         _refuse_outside("wanted tokens", batch.wanted, count)
         _refuse_outside("positions", batch.positions, batch.tables.shape[1] * self._decoder.block_tokens)
-        _refuse_outside("blocks", batch.tables[np.arange(batch.tables.shape[1]) < used[:, None]], self._blocks)
-        if (lasts - firsts != np.diff(batch.offsets) - 1).any() or (origins < 0).any():
-            raise IndexError("positions of a row do not follow each other, or begin before 0")
+        _refuse_outside("blocks", batch.tables[np.arange(batch.tables.shape[1]) < used[:, None]], self._decoder.blocks)
+        raise IndexError(
+            f"positions of a row do not follow each other, or begin before 0: {firsts.tolist()} to {lasts.tolist()} "
+            f"for {np.diff(batch.offsets).tolist()} tokens, read from {origins.tolist()}"
+        )
 
     def _whole(self, anatomy: Anatomy) -> _CDecoder:
         layer, layout = self._layers[0], anatomy.layouts[0]
@@ -226,6 +228,7 @@ class NativeDecoder:
             norm=self._weight(anatomy.norm),
             beside=self._weight(anatomy.beside),
             normed_first=anatomy.normed_first,
+            ids=len(anatomy.embedding),
             head_ids=None if reduced is None else self._pointer(reduced.ids),
             each=ctypes.addressof(self._layers),
             entry=Product() if anatomy.entry is None else _part(anatomy.entry),

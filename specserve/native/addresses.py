@@ -29,4 +29,5 @@ def of_array(what: str, array: npt.NDArray[Any], dtype: type[np.generic], length
         raise TypeError(f"{what} must be {dtype.__name__} without gaps, found {array.dtype}{gaps}")
     if array.size != length:
         raise IndexError(f"{what} must be {length} numbers, found {list(array.shape)}")
-    return array.ctypes.data
+    address: int = array.__array_interface__["data"][0]  # `array.ctypes` makes an object for each question
+    return address

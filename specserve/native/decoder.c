@@ -24,9 +24,9 @@ typedef struct {
 /* entry: what makes one state of a token's embedding and a given state; its panels are null where only tokens are read.
  * beside: the norm of given states that the only layer reads beside the embeddings, null where none does so; its sums
  * then go on from the given states, normed first or not.
- * head_ids: which logits the head's outputs are, null for all in order. */
+ * head_ids: which logits the head's outputs are, null for all in order. ids: embeddings that there are; blocks: of pages. */
 typedef struct {
-    int64_t layers, width, heads, kv_heads, dim, inner, vocabulary, block_tokens, normed_first;
+    int64_t layers, width, heads, kv_heads, dim, inner, vocabulary, block_tokens, normed_first, ids, blocks;
     float epsilon, scaling, rope_scaling, unused;
     const float *embedding, *frequencies, *norm, *beside;
     const int64_t *head_ids;
@@ -428,8 +428,37 @@ static void end(const decoder *model, const step *now, const room *in, phase *ph
     }
 }
 
-/* Bytes of room that a step takes. */
+static int within(const int64_t *numbers, int64_t count, int64_t end) {
+    int64_t outside = 0;
+    for (int64_t i = 0; i < count; i++) outside |= numbers[i] < 0 || numbers[i] >= end;
+    return !outside;
+}
+
+/* Whether a row's positions follow each other, in blocks that there are. */
+static int is_row(const decoder *model, const step *now, int64_t row) {
+    const int64_t begin = now->offsets[row], count = now->offsets[row + 1] - begin;
+    if (begin < 0 || count < 1 || begin + count > now->count || now->origins[row] < 0) return 0;
+    const int64_t first = now->positions[begin], last = now->positions[begin + count - 1];
+    if (last - first != count - 1) return 0;
+    const int32_t *table = now->tables + row * now->widest;
+    for (int64_t block = 0; block <= last / model->block_tokens; block++) {
+        if (table[block] < 0 || table[block] >= model->blocks) return 0;
+    }
+    return 1;
+}
+
+/* Whether all that a step names is there: it would read and write wherever it is told to. */
+static int is_whole(const decoder *model, const step *now) {
+    int whole = now->offsets[0] == 0 && now->offsets[now->rows] == now->count;
+    whole &= within(now->tokens, now->count, model->ids) && within(now->chosen, now->wanted, now->count);
+    whole &= within(now->positions, now->count, now->widest * model->block_tokens);
+    for (int64_t row = 0; whole && row < now->rows; row++) whole = is_row(model, now, row);
+    return whole;
+}
+
+/* Bytes of room that a step takes; -1 for one that cannot be made. */
 int64_t specserve_step_room(const decoder *model, const step *now) {
+    if (!is_whole(model, now)) return -1;
     room in;
     return furnish(model, now, 0, &in) + 64;
 }
