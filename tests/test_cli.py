@@ -166,6 +166,15 @@ def test_a_mistyped_flag_is_answered_with_the_one_that_was_meant(capsys, typo, m
         assert "did you mean" not in said(capsys, "check", unlike)[2]
 
 
+@pytest.mark.parametrize(("typo", "meant"), [(("serv",), "serve"), (("bench", "pipline"), "pipeline")])
+def test_a_mistyped_verb_is_answered_with_the_one_that_was_meant(capsys, typo, meant) -> None:
+    """One like nothing is told which there are."""
+    assert f"did you mean {meant}?" in said(capsys, *typo)[2]
+    refused = said(capsys, *typo[:-1], "zzz")[2]
+    assert "did you mean" not in refused
+    assert f" {meant}" in refused
+
+
 @pytest.mark.parametrize("flag", ["--dept", "--specul"])
 def test_a_part_of_a_flags_name_is_refused(capsys, flag) -> None:
     """It would be taken for the whole name, and a typo would go unnoticed."""

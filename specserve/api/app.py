@@ -257,7 +257,11 @@ def _checked(raw: bytes, kind: type[BodyT], strict: bool) -> tuple[BodyT, list[s
     refuse_unsupported(data, kind)
     names = unknown(data, kind)
     if names and strict:
-        raise UnsupportedField("the body holds a field that nobody here knows", param=min(names))
+        raise UnsupportedField(
+            f"unknown {'field' if len(names) == 1 else 'fields'} {', '.join(sorted(names))}; leave out what is not "
+            "needed, or set server.strict_params to false to have unknown fields ignored",
+            param=min(names),
+        )
     return kind.model_validate(data), names
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -51,11 +51,25 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
         return found, unknown
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = {str(choice): str(choice) for choice in action.choices}
+        known = ", ".join(choices)
+        raise argparse.ArgumentError(
+            action, f"invalid choice: {value!r}; there are: {known}{_like(str(value), choices)}"
+        )
+
     def _meant(self, unknown: Sequence[str]) -> str:
         """The flag that the first unknown one is most like, as a question; nothing where there is none."""
         flags = {flag.lstrip("-"): flag for action in self._actions for flag in action.option_strings}
-        like = get_close_matches(unknown[0].partition("=")[0].lstrip("-"), flags, n=1, cutoff=0.75)
-        return f"; did you mean {flags[like[0]]}?" if like else ""
+        return _like(unknown[0].partition("=")[0].lstrip("-"), flags)
+
+
+def _like(unknown: str, known: Mapping[str, str]) -> str:
+    """What of the known, by how it is spelt, this is most like, as a question; nothing where there is none."""
+    like = get_close_matches(unknown, known, n=1, cutoff=0.75)
+    return f"; did you mean {known[like[0]]}?" if like else ""
 
 
 def _parser() -> argparse.ArgumentParser:

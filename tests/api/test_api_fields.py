@@ -77,6 +77,7 @@ def test_unknown_fields_are_ignored_unless_that_is_forbidden() -> None:
     assert complete(app_of(ScriptedEngine(said("x"))), frobnicate=1).status_code == 200
     refused = complete(app_of(ScriptedEngine(said("x")), strict_params=True), frobnicate=1)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "frobnicate")
+    assert "unknown field frobnicate;" in refused.json()["error"]["message"]
     assert complete(app_of(ScriptedEngine(said("x")), strict_params=True), user="u").status_code == 200
 
 

@@ -9,7 +9,7 @@ import pytest
 from paced_profiles import paced
 
 from specserve import config as configs
-from specserve.errors import SpecserveError
+from specserve.errors import InvalidField, SpecserveError
 from specserve.local import LocalEngine
 from specserve.models import _device_profile
 from specserve.types import Request, RequestId, Sampling
@@ -157,6 +157,8 @@ def test_text_goes_in_and_words_come_out(fast):
         tokenizer = running.tokenizer
         assert tokenizer.decode(tokenizer.encode(prompt, special=False)) == prompt
         answer = running.chat([{"role": "user", "content": prompt}], max_tokens=30)
+        with pytest.raises(InvalidField, match=r"no option 'temperature'.*sampling=Sampling\(temperature"):
+            running.chat([{"role": "user", "content": prompt}], temperature=0.7)
     assert len(answer.tokens) == 30
     assert answer.text.replace(" ", "").isalpha()
     assert answer.text.isascii()
