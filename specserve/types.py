@@ -316,9 +316,11 @@ class AheadStats:
     outcomes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundStats:
-    """One round in numbers. Times are seconds; wall_s runs from the end of the round before, or from waking up.
+    """One round in numbers. Never changed, and no more frozen than `Delta`.
+
+    Times are seconds; wall_s runs from the end of the round before, or from waking up.
 
     drafted_at[j] and kept_at[j] count rows that offered, and kept, a drafted token at chain position j.
     correction, bonus and plain count the tokens that the target chose itself: after a refused draft, after a whole
@@ -347,9 +349,9 @@ class RoundStats:
     sources: Mapping[str | None, tuple[int, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceSpan:
-    """One batch on one worker, in seconds of the coordinator's monotonic clock.
+    """One batch on one worker, in seconds of the coordinator's monotonic clock. Never changed, nor frozen: see `Delta`.
 
     sent_s and arrived_s are when the coordinator sent it and had the answer; the busy_s that the worker computed are
     taken to lie in the middle. rows and positions are what it computed.

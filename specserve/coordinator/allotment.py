@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain as chained
 from itertools import product
 from operator import itemgetter
 
@@ -43,13 +44,14 @@ def allot(
     """At most `count` branches for each due trunk, none deeper than `wanted` of its request."""
     if count * len(trunks) <= _FEW:
         return _one_by_one(trunks, wanted, odds, count, bounds, slots.free_count, blocks)
-    rows = [
+    numbers = [
         (index, len(each.chain.tokens), each.base, each.start, each.state.tokens_left, most, not each.known)
         for index, (each, most) in enumerate(zip(trunks, wanted, strict=True))
         if each.due
     ]
-    owners, lengths, bases, starts, left, most, unknown = np.array(rows, dtype=np.int64).reshape(-1, 7).T[..., None]
-    table = np.empty((6, len(rows), count), dtype=np.int64)  # the columns of `Branches`, and where guesses stand
+    columns = np.fromiter(chained.from_iterable(numbers), np.int64, 7 * len(numbers)).reshape(-1, 7).T[..., None]
+    owners, lengths, bases, starts, left, most, unknown = columns
+    table = np.empty((6, len(numbers), count), dtype=np.int64)  # the columns of `Branches`, the last one for ends
     table[0] = owners
     kept, ranks, firsts, depths, ends = table[1:]
     _fill_outcomes(kept, ranks, odds, lengths[:, 0])
@@ -60,7 +62,8 @@ def allot(
     found = table[:, possible]
     own = _own_blocks(found, blocks.block_tokens)
     if found[4].sum() <= slots.free_count and own.sum() <= blocks.free_count:
-        return Branches(*(column for column in (*found[:5], own)))
+        found[5] = own
+        return Branches.of(found)
     in_turns = np.argsort(possible.nonzero()[1], kind="stable")
     return _within(found[:, in_turns], slots.free_count, blocks)
 
@@ -98,7 +101,7 @@ def _one_by_one(
         free_slots, free_blocks = free_slots - depth, free_blocks - own
         found.append((index, kept, rank, first, depth, own))
     found.sort(key=itemgetter(0))
-    return Branches(*np.array(found, dtype=np.int64).reshape(-1, 6).T)
+    return Branches.of(np.array(found, dtype=np.int64).reshape(-1, 6).T)
 
 
 def _fill_outcomes(kept: Array, ranks: Array, odds: OutcomeOdds, lengths: Array) -> None:
@@ -126,4 +129,5 @@ def _within(columns: Array, free_slots: int, blocks: BlockPool) -> Branches:
     short = np.flatnonzero((depths <= 0) | (np.cumsum(own) > blocks.free_count))
     count = int(short[0]) if len(short) else len(owners)
     order = np.argsort(owners[:count], kind="stable")
-    return Branches(*(column[order] for column in (*columns[:5], own)))
+    columns[5] = own
+    return Branches.of(columns[:, order])

@@ -14,6 +14,9 @@ from specserve.coordinator.requests import RequestState
 from specserve.coordinator.trees import Tree
 from specserve.transport.messages import Array, Dists, Open, Plan, Verify
 
+INT32, _INT64, _BOOL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_)
+"""Made once: from the names of types they would be made anew, which takes as long as a small array."""
+
 
 @dataclass(slots=True)
 class CheckedRow:
@@ -84,7 +87,7 @@ def plan_message(number: int, rows: Sequence[DraftRow]) -> Plan:
     trees = any(levels)
     return Plan(
         plan=number,
-        rows=np.array([row.state.row for row in rows], dtype=np.int64),
+        rows=longs([row.state.row for row in rows]),
         epochs=ints([row.epoch for row in rows]),
         starts=ints([row.start for row in rows]),
         feed_lengths=ints([row.feed for row in rows]),
@@ -106,19 +109,19 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
     depths = [checked.next_depth for checked in rows if checked.next_depth is not None]
     return Verify(
         round=number,
-        rows=np.array([checked.state.row for checked in rows], dtype=np.int64),
+        rows=longs([checked.state.row for checked in rows]),
         epochs=ints([checked.epoch for checked in rows]),
         starts=ints([checked.start for checked in rows]),
         feed_lengths=ints([checked.feed for checked in rows]),
         feeds=flat([checked.state.tokens[checked.start : checked.start + checked.feed] for checked in rows]),
-        due=np.array([checked.due for checked in rows], dtype=np.bool_),
+        due=_flags([checked.due for checked in rows]),
         chain_lengths=ints([len(checked.chain.tokens) for checked in rows]),
         chains=flat([checked.chain.tokens for checked in rows]),
         dist_rows=dist_rows,
         dists=dists,
         table_lengths=ints([len(table) for table in tables]),
         tables=joined(tables),
-        shown=np.array(shown if any(shown) else [], dtype=np.bool_),
+        shown=_flags(shown if any(shown) else []),
         depths=ints(depths),
         parents=_parents(rows),
     )
@@ -161,14 +164,24 @@ def _gather_dists(rows: Sequence[CheckedRow]) -> tuple[Dists, Array]:
 
 def ints(values: Sequence[int]) -> Array:
     """int32 [n]."""
-    return np.array(values, dtype=np.int32)
+    return np.array(values, dtype=INT32)
+
+
+def longs(values: Sequence[int]) -> Array:
+    """int64 [n]."""
+    return np.array(values, dtype=_INT64)
+
+
+def _flags(values: Sequence[bool]) -> Array:
+    """bool [n]."""
+    return np.frombuffer(bytearray(values), dtype=_BOOL)
 
 
 def flat(lists: Iterable[Sequence[int]]) -> Array:
     """All numbers of all lists, int32."""
-    return np.array(list(chained.from_iterable(lists)), dtype=np.int32)
+    return np.array(list(chained.from_iterable(lists)), dtype=INT32)
 
 
 def joined(tables: Sequence[array[int]]) -> Array:
     """All blocks of all tables, int32."""
-    return np.frombuffer(bytearray().join(tables), dtype=np.int32)
+    return np.frombuffer(bytearray().join(tables), dtype=INT32)

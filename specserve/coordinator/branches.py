@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from specserve.coordinator.batches import flat, ints, joined
+from specserve.coordinator.batches import INT32, flat, ints, joined, longs
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import Chain
 from specserve.coordinator.outcomes import Guess
@@ -67,14 +67,16 @@ class Trunk:
         return self.state.tokens[self.text_start : self.base] + self.chain.tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Branches:
     """All branches of a plan in columns, int64 [B], trunk by trunk and for each trunk the likeliest first.
 
-    trunks index the plan's trunks; kept and ranks are the outcome; firsts the step in which its guess is fed; depths
-    the tokens to draft behind it; own the blocks that follow the trunk's full blocks.
+    table int64 [6, B] holds all of them, in this order. trunks index the plan's trunks; kept and ranks are the outcome;
+    firsts the step in which its guess is fed; depths the tokens to draft behind it; own the blocks that follow the
+    trunk's full blocks.
     """
 
+    table: Array
     trunks: Array
     kept: Array
     ranks: Array
@@ -82,11 +84,16 @@ class Branches:
     depths: Array
     own: Array
 
+    @staticmethod
+    def of(table: Array) -> Branches:
+        """The columns of this table."""
+        return Branches(table, *table)
+
     def __len__(self) -> int:
         return len(self.trunks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Lookup:
     """A plan's branches as what comes is looked up in them. Made when something does: plans are in a hurry to leave.
 
@@ -148,11 +155,11 @@ class AheadPlan:
         self._slots_left = bytearray(b"\1") * len(self._leased_slots)  # 0 for those that a request took over
         self._blocks_left = bytearray(b"\1") * len(self._leased_blocks)
         # Column 0 of these is a branch's guess, column 1 its first drafted token. The last one stays empty.
-        shape = len(depths), 2 + max(depths, default=0)
-        self._tokens = np.full(shape, _NONE, dtype=np.int32)
-        self._dist_rows = np.full(shape, _NONE, dtype=np.int32)  # counted over all pushes
+        nothing: Array = np.empty((2, len(depths), 2 + max(depths, default=0)), dtype=INT32)
+        nothing.fill(_NONE)
+        self._tokens, self._dist_rows = nothing
         self._pushed: list[Dists] = []
-        self._dist_count = 0  # rows of all of them
+        self._dist_count = 0  # rows of all of them, which `_dist_rows` names
         self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
 
     @cached_property
@@ -167,14 +174,15 @@ class AheadPlan:
 
     def message(self) -> PlanAhead:
         """The plan in columns, for trunks whose text_start was set."""
-        trunks, branches = self.trunks, self.branches
+        trunks = self.trunks
+        _, parents, ranks, firsts, depths, own_lengths = np.ascontiguousarray(self.branches.table, dtype=INT32)
         texts = [trunk.tokens() for trunk in trunks]
         tables = [trunk.state.draft_table for trunk in trunks]
         bases = ints([trunk.base for trunk in trunks])
         flat_tables, lengths = joined(tables), ints([len(table) for table in tables])
         return PlanAhead(
             plan=self.number,
-            rows=np.array([trunk.state.row for trunk in trunks], dtype=np.int64),
+            rows=longs([trunk.state.row for trunk in trunks]),
             epochs=ints([trunk.epoch for trunk in trunks]),
             bases=bases,
             text_starts=ints([trunk.text_start for trunk in trunks]),
@@ -184,17 +192,17 @@ class AheadPlan:
             chain_lengths=ints([len(trunk.chain.tokens) for trunk in trunks]),
             chain_slots=flat([trunk.chain.slots for trunk in trunks]),
             next_slots=ints([_NONE if trunk.next_slot is None else trunk.next_slot for trunk in trunks]),
-            next_plans=np.array([trunk.chain.plan for trunk in trunks], dtype=np.int64),
+            next_plans=longs([trunk.chain.plan for trunk in trunks]),
             table_lengths=lengths,
             tables=flat_tables,
-            branch_counts=self._branch_counts.astype(np.int32),
-            parents=branches.kept.astype(np.int32),
-            ranks=branches.ranks.astype(np.int32),
-            firsts=branches.firsts.astype(np.int32),
-            depths=branches.depths.astype(np.int32),
-            slots=self._leased_slots.astype(np.int32),
-            own_lengths=branches.own.astype(np.int32),
-            own_blocks=self._leased_blocks.astype(np.int32),
+            branch_counts=self._branch_counts.astype(INT32),
+            parents=parents,
+            ranks=ranks,
+            firsts=firsts,
+            depths=depths,
+            slots=self._leased_slots.astype(INT32),
+            own_lengths=own_lengths,
+            own_blocks=self._leased_blocks.astype(INT32),
             copies=self._copies(bases, flat_tables, lengths.cumsum() - lengths),
         )
 
@@ -202,7 +210,8 @@ class AheadPlan:
         """The trunk's block that is partly before each branch and partly beyond; −1 where they part at its end."""
         ends = bases[self.branches.trunks] + self.branches.kept
         size = self._blocks.block_tokens
-        copies = np.full(len(ends), _NONE, dtype=np.int32)
+        copies = np.empty(len(ends), dtype=INT32)
+        copies.fill(_NONE)
         partly = (ends % size).nonzero()[0]
         copies[partly] = tables[starts[self.branches.trunks[partly]] + ends[partly] // size]
         return copies
@@ -226,66 +235,72 @@ class AheadPlan:
 
     def take(self, push: PushAhead, vocab_size: int) -> bool:
         """Keep what was pushed; false when this push was seen before. Raises ProtocolError for impossible ones."""
-        columns = push.places + 1  # 0 for guesses
-        count = int(np.count_nonzero(columns))
-        self._check(push, columns, count, vocab_size)
-        if push.step in self._seen:
-            return False
-        self._seen.add(push.step)
-        self.busy_s += push.busy_s
-        if count:
-            self._drawn = len(push.dists.rows) > 0
-        if len(columns) <= _FEW:
-            self._write_few(push, columns)
-        else:
-            self._write(push, columns, count)
-        if len(push.dists.rows):
-            self._dist_count += count
-            self._pushed.append(push.dists)
-        return True
-
-    def _write_few(self, push: PushAhead, columns: Array) -> None:
-        """What `_write` does, for so few nodes that one by one is quicker."""
-        tokens, dist_rows, row, drawn = self._tokens, self._dist_rows, self._dist_count, len(push.dists.rows) > 0
-        for branch, column, token in zip(push.branches.tolist(), columns.tolist(), push.tokens.tolist(), strict=True):
-            tokens[branch, column] = token
-            if column and drawn:
-                dist_rows[branch, column] = row
-                row += 1
-
-    def _write(self, push: PushAhead, columns: Array, count: int) -> None:
-        """Put pushed tokens where they belong and, where they were drawn, the number of the dist of each."""
-        at = push.branches, columns
-        self._tokens[at] = push.tokens
-        if not len(push.dists.rows):
-            return
-        if count < len(columns):
-            drafted = columns.nonzero()[0]
-            at = push.branches[drafted], columns[drafted]
-        self._dist_rows[at] = np.arange(self._dist_count, self._dist_count + count)
-
-    def _check(self, push: PushAhead, columns: Array, drafted: int, vocab_size: int) -> None:
         count = len(push.tokens)
         if push.branches.shape != (count,) or push.places.shape != (count,) or push.step < 0:
             raise ProtocolError(f"push {push.step} of plan {push.plan} has columns of unequal length")
-        if not count:
-            return
-        wrong = self._wrong_of_few(push, vocab_size) if count <= _FEW else self._wrong(push, columns, vocab_size)
+        return self._take_few(push, vocab_size) if count <= _FEW else self._take_many(push, vocab_size)
+
+    def _take_few(self, push: PushAhead, vocab_size: int) -> bool:
+        """What `_take_many` does, for so few nodes that one by one is quicker."""
+        branches, tokens = push.branches.tolist(), push.tokens.tolist()
+        columns = [place + 1 for place in push.places.tolist()]
+        drafted = len(columns) - columns.count(0)
+        if not self._new(push, drafted, self._wrong_of_few(branches, columns, tokens, vocab_size)):
+            return False
+        row = self._dist_count
+        for branch, column, token in zip(branches, columns, tokens, strict=True):
+            self._tokens[branch, column] = token
+            if column and self._drawn:
+                self._dist_rows[branch, column] = row
+                row += 1
+        self._keep(push.dists, drafted)
+        return True
+
+    def _take_many(self, push: PushAhead, vocab_size: int) -> bool:
+        """Put pushed tokens where they belong and, where they were drawn, the number of the dist of each."""
+        columns = push.places + 1  # 0 for guesses
+        drafted = int(np.count_nonzero(columns))
+        if not self._new(push, drafted, self._wrong(push, columns, vocab_size)):
+            return False
+        at = push.branches, columns
+        self._tokens[at] = push.tokens
+        if drafted and self._drawn:
+            if drafted < len(columns):
+                where = columns.nonzero()[0]
+                at = push.branches[where], columns[where]
+            self._dist_rows[at] = np.arange(self._dist_count, self._dist_count + drafted)
+        self._keep(push.dists, drafted)
+        return True
+
+    def _new(self, push: PushAhead, drafted: int, wrong: str | None) -> bool:
+        """Note that this push came, unless it was seen before. Raises ProtocolError if something is wrong with it."""
         if wrong is not None:
             raise ProtocolError(f"push {push.step} of plan {push.plan} {wrong}")
         dists = len(push.dists.rows)
         if dists not in (0, drafted) or (drafted and self._drawn not in (None, dists > 0)):
             raise ProtocolError(f"push {push.step} of plan {push.plan} has {dists} dists for {drafted} drafted tokens")
+        if push.step in self._seen:
+            return False
+        self._seen.add(push.step)
+        self.busy_s += push.busy_s
+        if drafted:
+            self._drawn = dists > 0
+        return True
 
-    def _wrong_of_few(self, push: PushAhead, vocab_size: int) -> str | None:
+    def _keep(self, dists: Dists, drafted: int) -> None:
+        if len(dists.rows):
+            self._dist_count += drafted
+            self._pushed.append(dists)
+
+    def _wrong_of_few(
+        self, branches: Sequence[int], columns: Sequence[int], tokens: Sequence[int], vocab_size: int
+    ) -> str | None:
         """What `_wrong` says, for so few nodes that to look at each is quicker."""
         depths = self._lookup.depths
-        for branch, place, token in zip(
-            push.branches.tolist(), push.places.tolist(), push.tokens.tolist(), strict=True
-        ):
+        for branch, column, token in zip(branches, columns, tokens, strict=True):
             if not 0 <= branch < len(depths):
                 return _UNPLANNED
-            if not -1 <= place < depths[branch]:
+            if not 0 <= column <= depths[branch]:
                 return _TOO_LONG
             if not 0 <= token < vocab_size:
                 return _UNKNOWN
@@ -304,7 +319,8 @@ class AheadPlan:
     @property
     def _deepest(self) -> int:
         """Tokens that the deepest branch may have drafted."""
-        return self._tokens.shape[1] - 2
+        deepest: int = self._tokens.shape[1] - 2
+        return deepest
 
     @property
     def slots_left(self) -> int:
@@ -412,9 +428,7 @@ class AheadPlan:
 
 def _rows_by_step(branches: Branches, trunks: int) -> list[int]:
     """Rows of the worker's forwards: the trunks and the branches that begin with them, then those that have begun."""
-    begun, ended = np.bincount(branches.firsts, minlength=1), np.bincount(branches.firsts + branches.depths)
-    change = np.zeros(max(len(begun), len(ended)), dtype=np.int64)
-    change[: len(begun)] += begun
-    change[: len(ended)] -= ended
-    rows: list[int] = change.cumsum().tolist()
+    ended = np.bincount(branches.firsts + branches.depths, minlength=1)
+    begun = np.bincount(branches.firsts, minlength=len(ended))  # each begins before it ends
+    rows: list[int] = (begun - ended).cumsum().tolist()
     return [rows[0] + trunks, *rows[1:]]

@@ -286,12 +286,13 @@ class Engine:
                 raise ProtocolError(f"the verifier sent {type(message).__name__}")
 
     def _from_draft(self, drafts: WorkerSource, message: Message) -> None:
-        if isinstance(message, Failed):
-            drafts.failed(message)
-        else:
-            if isinstance(message, Push | PushAhead):
+        match message:
+            case Failed():
+                drafts.failed(message)
+                return
+            case Push() | PushAhead():
                 self._count_steps("draft", message)
-            drafts.receive(message, self._clock())
+        drafts.receive(message, self._clock())
 
     def _count_steps(self, role: Role, message: Verdict | Push | PushAhead) -> None:
         """Raises ProtocolError for a count below 0."""
@@ -421,6 +422,8 @@ class Engine:
         missed = "no_draft" if self._speculating else "draft_down"
         missed = "draft_slow" if late else missed
         plain = [entry.state for entry in checked if entry.due and not entry.chain.tokens]
+        if not plain:
+            return Counter()
         return Counter(missed if self._policy.of(state) else self._unwanted(state) for state in plain)
 
     def _unwanted(self, state: RequestState) -> Literal["request", "load"]:
@@ -460,8 +463,9 @@ class Engine:
         self._own_drafts.committed(going_on)
         now = self._clock()
         self._drafts.settled(now)
-        draft_busy, ahead = 0.0, AheadStats(unprepared=len(commits))
-        if self._worker is not None:
+        if self._worker is None:
+            draft_busy, ahead = 0.0, AheadStats(unprepared=len(commits))
+        else:
             draft_busy, self._worker.link.busy_s = self._worker.link.busy_s, 0.0
             ahead = self._worker.foreseen(len(commits))
         verdicts = Verdicts(current, verdict, commits, now, draft_busy, ahead)

@@ -140,6 +140,10 @@ class Board:
         known = next(iter(self._table[name].labels.values()))
         return self.counter(name, value if value in known else OTHER)
 
+    def counters(self, name: str) -> dict[tuple[str, ...], Counter]:
+        """The counters of a family that exist from the start, by label values: for who counts often."""
+        return {values: self.counter(name, *values) for values in self._table[name].from_the_start}
+
     def snapshot(self) -> Snapshot:
         """Every sample as it stands."""
         self._number += 1

@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from specserve.config import Config, SloConfig
-from specserve.metrics.board import Board, Snapshot
+from specserve.metrics.board import Board, Counter, Snapshot
 from specserve.metrics.history import History, Moment
-from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, OTHER, SOURCES, STEP_RESULTS
+from specserve.metrics.table import ENGINE_METRICS, MEMORY_USES, OTHER, ROLES, SLOT_STATES, SOURCES, STEP_RESULTS
 from specserve.types import CacheStats, LostBy, PoolLevels, RequestStats, Role, RoundStats, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class EngineMetrics:
         self.workers: dict[str, dict[str, Any]] = {}
         self._lost_by: dict[Role, LostBy] = {}
         self._speculator = OTHER
+        self._each_round = _EachRound(self._board)
         for position in range(max_depth):
             self._position(position, 0, 0)
 
@@ -80,93 +81,85 @@ class EngineMetrics:
     def committed(self, verdicts: Committed) -> None:
         """Count a round of the verifier, and what it wasted."""
         for reason, tokens in verdicts.wasted().items():
-            self.wasted(reason, tokens)
+            if tokens:
+                self.wasted(reason, tokens)
         self.round(verdicts.stats())
 
     def round(self, stats: RoundStats) -> None:
         """Count one round. Its kept, correction, bonus and plain tokens are those that were committed."""
-        add = self._add
+        series = self._each_round
         accepted = sum(stats.kept_at)
-        chosen = {"bonus": stats.bonus, "correction": stats.correction, "plain": stats.plain}
-        emitted = {"accepted": accepted, **chosen}
-        for kind, count in emitted.items():
-            add("specserve_spec_decode_emitted_tokens_total", count, kind)
-        tokens = sum(emitted.values())
-        add("specserve_generation_tokens_total", tokens)
-        add("specserve_prefill_tokens_total", stats.prefill_tokens)
-        add("specserve_recomputed_tokens_total", stats.recomputed_tokens)
-        self._drafts(stats, accepted)
-        self._observe("specserve_round_seconds", stats.wall_s)
-        self._observe("specserve_verify_batch_tokens", stats.positions)
-        for (gap_s, count), rows in stats.gaps.items():
-            self._gap(gap_s, count, rows)
+        emitted = accepted, stats.bonus, stats.correction, stats.plain
+        for counter, count in zip(series.emitted, emitted, strict=True):
+            counter.inc(count)
+        tokens = sum(emitted)
+        series.tokens.inc(tokens)
+        series.prefilled.inc(stats.prefill_tokens)
+        series.recomputed.inc(stats.recomputed_tokens)
         drafts, drafted = max(stats.drafted_at, default=0), sum(stats.drafted_at)
-        self.history.now().add(self._moment(tokens, stats.prefill_tokens, drafts, drafted, accepted))
+        self._drafts(stats, drafts, drafted, accepted)
+        series.round_s.observe(stats.wall_s)
+        series.positions.observe(stats.positions)
+        for (gap_s, count), rows in stats.gaps.items():
+            series.interval_s.observe(gap_s, rows)
+            series.latency_s.observe(gap_s / count, count * rows)  # its tokens share the gap, and each of them counts
+        moment = self.history.now()
+        moment.tokens += tokens
+        moment.prefill_tokens += stats.prefill_tokens
+        moment.drafts += drafts
+        moment.drafted += drafted
+        moment.kept += accepted
         self._tell()
 
-    def _drafts(self, stats: RoundStats, accepted: int) -> None:
-        add, drafts, drafted = self._add, max(stats.drafted_at, default=0), sum(stats.drafted_at)
-        add("specserve_spec_decode_num_drafts_total", drafts)
-        add("specserve_spec_decode_num_draft_tokens_total", drafted)
-        add("specserve_spec_decode_num_accepted_tokens_total", accepted)
+    def _drafts(self, stats: RoundStats, drafts: int, drafted: int, accepted: int) -> None:
+        series = self._each_round
+        series.drafts.inc(drafts)
+        series.drafted.inc(drafted)
+        series.accepted.inc(accepted)
         for position, offered in enumerate(stats.drafted_at):
             self._position(position, offered, stats.kept_at[position] if position < len(stats.kept_at) else 0)
         for reason, count in stats.fallbacks.items():
-            add("specserve_spec_decode_fallback_total", count, reason)
+            self._add("specserve_spec_decode_fallback_total", count, reason)
         for own, counts in stats.sources.items():
             source = self._speculator if own is None else own
+            listed = source if source in SOURCES else OTHER
             for result, count in zip(("offered", "kept"), counts, strict=True):
-                listed = source if source in SOURCES else OTHER
-                add("specserve_spec_decode_source_draft_tokens_total", count, listed, result)
+                series.by_source[listed, result].inc(count)
         ahead = stats.ahead
-        for result, count in (("hit", ahead.hits), ("miss", ahead.misses), ("none", ahead.unprepared)):
-            add("specserve_spec_decode_outcomes_total", count, result)
-        add("specserve_spec_decode_outcomes_drafted_total", ahead.outcomes)
+        for counter, count in zip(series.outcomes, (ahead.hits, ahead.misses, ahead.unprepared), strict=True):
+            counter.inc(count)
+        series.foreseen.inc(ahead.outcomes)
         if drafts:
-            self._set("specserve_spec_decode_draft_length", drafted / drafts)
+            series.length.set(drafted / drafts)
             # kept_at[j] counts the chains that kept more than j tokens
             at_least = (drafts, *stats.kept_at, 0)
             for length, (here, beyond) in enumerate(pairwise(at_least)):
-                self._observe("specserve_spec_decode_accepted_length", length, times=here - beyond)
-
-    def _gap(self, gap_s: float, tokens: int, rows: int) -> None:
-        """A round's tokens share the gap before it, and each of them counts."""
-        self._observe("specserve_step_interval_seconds", gap_s, times=rows)
-        self._observe("specserve_inter_token_latency_seconds", gap_s / tokens, times=tokens * rows)
-
-    def _moment(self, tokens: int, prefill: int, drafts: int, drafted: int, kept: int) -> Moment:
-        moment = Moment(tokens=tokens, prefill_tokens=prefill, drafts=drafts, drafted=drafted, kept=kept)
-        levels = self._levels
-        if levels is not None:
-            moment.running, moment.waiting, moment.slots_held = levels.running, levels.waiting, levels.slots_held
-        return moment
+                if here > beyond:
+                    series.kept.observe(length, here - beyond)
 
     def levels(self, levels: PoolLevels) -> None:
         """Set the gauges of queue, slots and blocks."""
         self._levels = levels
         self.history.level(levels.running, levels.waiting, levels.slots_held)
-        self._set("specserve_num_requests_running", levels.running)
-        self._set("specserve_num_requests_waiting", levels.waiting)
+        series = self._each_round
+        series.running.set(levels.running)
+        series.waiting.set(levels.waiting)
         drafted = levels.slots_held - levels.slots_drafting - levels.slots_verifying
-        states = {"drafting": levels.slots_drafting, "drafted": drafted, "verifying": levels.slots_verifying}
-        states["free"] = levels.slots_capacity - levels.slots_held
-        for state, count in states.items():
-            self._set("specserve_slots", count, state)
-        self._set("specserve_slots_capacity", levels.slots_capacity)
+        free = levels.slots_capacity - levels.slots_held
+        counts = free, levels.slots_drafting, drafted, levels.slots_verifying
+        for state, count in zip(series.slots, counts, strict=True):
+            state.set(count)
+        series.all_slots.set(levels.slots_capacity)
         target = levels.target_blocks_held, levels.target_blocks_cached, levels.target_blocks_capacity
-        self._blocks("target", *target)
-        self._blocks("draft", levels.draft_blocks_held, levels.draft_blocks_cached, levels.draft_blocks_capacity)
-
-    def _blocks(self, role: Role, held: int, cached: int, capacity: int) -> None:
-        for state, count in (("held", held), ("cached", cached), ("free", capacity - held - cached)):
-            self._set("specserve_kv_blocks", count, role, state)
-        self._set("specserve_kv_blocks_capacity", capacity, role)
-        self._set("specserve_kv_cache_usage_ratio", held / capacity if capacity else 0, role)
+        draft = levels.draft_blocks_held, levels.draft_blocks_cached, levels.draft_blocks_capacity
+        series.blocks["target"].set(*target)
+        series.blocks["draft"].set(*draft)
 
     def prefix_cache(self, role: Role, stats: CacheStats) -> None:
         """Count what a prefix cache did since the last time."""
-        for name in ("queries", "hits", "evictions"):
-            self._add(f"specserve_prefix_cache_{name}_total", getattr(stats, name), role)
+        for name, count in (("queries", stats.queries), ("hits", stats.hits), ("evictions", stats.evictions)):
+            if count:
+                self._add(f"specserve_prefix_cache_{name}_total", count, role)
 
     # ---- requests -------------------------------------------------------------------------------------------
 
@@ -262,12 +255,12 @@ class EngineMetrics:
 
     def computed(self, role: Role, phases: Mapping[str, float], wire_s: float) -> None:
         """A worker answered a batch: what it spent by phase, and what of the round trip it did not compute."""
+        series, busy_s = self._each_round, sum(phases.values())
         for phase, spent_s in phases.items():
             self._add("specserve_worker_busy_seconds_total", spent_s, role, phase)
-        busy_s = sum(phases.values())
-        self._add("specserve_worker_wait_seconds_total", wire_s, role, "wire")
-        self._observe("specserve_network_transfer_seconds", wire_s, role)
-        self._observe("specserve_draft_step_seconds" if role == "draft" else "specserve_verify_step_seconds", busy_s)
+        series.waits[role, "wire"].inc(wire_s)
+        series.transfer_s[role].observe(wire_s)
+        series.step_s[role].observe(busy_s)
         moment = self.history.now()
         if role == "draft":
             moment.draft_busy_s += busy_s
@@ -282,7 +275,7 @@ class EngineMetrics:
 
     def waited(self, role: Role, reason: str, seconds: float) -> None:
         """A worker did not compute for a while."""
-        self._add("specserve_worker_wait_seconds_total", seconds, role, reason)
+        self._each_round.waits[role, reason].inc(seconds)
 
     def waited_for_slots(self, seconds: float) -> None:
         """A request has draft slots again, after so long without any."""
@@ -290,7 +283,7 @@ class EngineMetrics:
 
     def overlapped(self, seconds: float) -> None:
         """Draft and target computed at once for a while."""
-        self._add("specserve_overlap_seconds_total", seconds)
+        self._each_round.overlap.inc(seconds)
         self.history.now().overlap_s += seconds
 
     def network(self, totals: Iterable[tuple[str, str, int, int]], packing_s: Mapping[str, float]) -> None:
@@ -331,9 +324,16 @@ class EngineMetrics:
         log.info("%s", stats_line(self.history.window(seconds), seconds, self._levels))
 
     def _position(self, position: int, drafted: int, kept: int) -> None:
-        name = str(position)
-        self._board.counter("specserve_spec_decode_num_draft_tokens_per_pos_total", name).inc(drafted)
-        self._board.counter("specserve_spec_decode_num_accepted_tokens_per_pos_total", name).inc(kept)
+        known = self._each_round.by_position
+        while position >= len(known):
+            name = str(len(known))
+            offered = self._board.counter("specserve_spec_decode_num_draft_tokens_per_pos_total", name)
+            known.append(
+                (offered, self._board.counter("specserve_spec_decode_num_accepted_tokens_per_pos_total", name))
+            )
+        offered, accepted = known[position]
+        offered.inc(drafted)
+        accepted.inc(kept)
 
     def _set(self, name: str, value: float, *values: str) -> None:
         self._board.gauge(name, *values).set(value)
@@ -346,9 +346,64 @@ class EngineMetrics:
         counter = self._board.counter(name, *values)
         counter.inc(max(0.0, total - counter.value))
 
-    def _observe(self, name: str, value: float, *values: str, times: int = 1) -> None:
-        if times:
-            self._board.histogram(name, *values).observe(value, times)
+    def _observe(self, name: str, value: float) -> None:
+        self._board.histogram(name).observe(value)
+
+
+class _Blocks:
+    """The gauges of one model's blocks."""
+
+    def __init__(self, board: Board, role: Role) -> None:
+        self._states = [board.gauge("specserve_kv_blocks", role, state) for state in ("held", "cached", "free")]
+        self._capacity = board.gauge("specserve_kv_blocks_capacity", role)
+        self._usage = board.gauge("specserve_kv_cache_usage_ratio", role)
+
+    def set(self, held: int, cached: int, capacity: int) -> None:
+        """They stand so now."""
+        for state, count in zip(self._states, (held, cached, capacity - held - cached), strict=True):
+            state.set(count)
+        self._capacity.set(capacity)
+        self._usage.set(held / capacity if capacity else 0)
+
+
+class _EachRound:
+    """The series that every round writes to, by what they count: to find them by name takes longer than to count."""
+
+    def __init__(self, board: Board) -> None:
+        self.emitted = [
+            board.counter("specserve_spec_decode_emitted_tokens_total", kind)
+            for kind in ("accepted", "bonus", "correction", "plain")
+        ]
+        self.tokens = board.counter("specserve_generation_tokens_total")
+        self.prefilled = board.counter("specserve_prefill_tokens_total")
+        self.recomputed = board.counter("specserve_recomputed_tokens_total")
+        self.drafts = board.counter("specserve_spec_decode_num_drafts_total")
+        self.drafted = board.counter("specserve_spec_decode_num_draft_tokens_total")
+        self.accepted = board.counter("specserve_spec_decode_num_accepted_tokens_total")
+        self.by_position: list[tuple[Counter, Counter]] = []  # offered and kept
+        self.by_source = board.counters("specserve_spec_decode_source_draft_tokens_total")
+        self.outcomes = [
+            board.counter("specserve_spec_decode_outcomes_total", result) for result in ("hit", "miss", "none")
+        ]
+        self.foreseen = board.counter("specserve_spec_decode_outcomes_drafted_total")
+        self.length = board.gauge("specserve_spec_decode_draft_length")
+        self.kept = board.histogram("specserve_spec_decode_accepted_length")
+        self.round_s = board.histogram("specserve_round_seconds")
+        self.positions = board.histogram("specserve_verify_batch_tokens")
+        self.interval_s = board.histogram("specserve_step_interval_seconds")
+        self.latency_s = board.histogram("specserve_inter_token_latency_seconds")
+        self.waits = board.counters("specserve_worker_wait_seconds_total")
+        self.overlap = board.counter("specserve_overlap_seconds_total")
+        self.transfer_s = {role: board.histogram("specserve_network_transfer_seconds", role) for role in ROLES}
+        self.step_s = {
+            "draft": board.histogram("specserve_draft_step_seconds"),
+            "target": board.histogram("specserve_verify_step_seconds"),
+        }
+        self.running = board.gauge("specserve_num_requests_running")
+        self.waiting = board.gauge("specserve_num_requests_waiting")
+        self.slots = [board.gauge("specserve_slots", state) for state in SLOT_STATES]
+        self.all_slots = board.gauge("specserve_slots_capacity")
+        self.blocks: dict[Role, _Blocks] = {"draft": _Blocks(board, "draft"), "target": _Blocks(board, "target")}
 
 
 def _version_of(package: str) -> str:

@@ -44,7 +44,7 @@ class History:
         self._clock = clock
         self._moments: dict[int, Moment] = {}
         self._began = int(clock())
-        self._level = Moment()
+        self._level = (0.0, 0.0, 0.0)
 
     def now(self) -> Moment:
         """The moment that is being written."""
@@ -59,12 +59,11 @@ class History:
 
     def level(self, running: int, waiting: int, slots_held: int) -> None:
         """Levels as they are from now on."""
-        self._level = Moment(running=running, waiting=waiting, slots_held=slots_held)
+        self._level = running, waiting, slots_held
         self._keep(self.now())
 
     def _keep(self, moment: Moment) -> None:
-        for name in _LEVELS:
-            setattr(moment, name, getattr(self._level, name))
+        moment.running, moment.waiting, moment.slots_held = self._level
 
     def columns(self) -> dict[str, list[float]]:
         """One list per field, oldest first, for the whole seconds since the start, at most the last `SECONDS`."""
