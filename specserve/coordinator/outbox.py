@@ -42,7 +42,9 @@ class Outbox:
 
     def put(self, owner: str, delta: Delta, *, patient: bool = False) -> None:
         """Tell an owner, after all that was put here before; patient where that may wait for a while."""
-        told = self._told.setdefault(owner, _Told())
+        told = self._told.get(owner)
+        if told is None:
+            told = self._told[owner] = _Told()
         told.deltas.append(delta)
         told.due = told.due or not patient
 
