@@ -137,14 +137,15 @@ class AheadDrafts(WorkerSource):
             return
         rows, self._due = self._due, []
         # Those that still stand where they stood when the round was sent.
-        current = [row for row in rows if _runs(row.state, row.epoch) and len(row.state.tokens) == row.length]
+        current = [row for row in rows if len(row.state.tokens) == row.length and _runs(row.state, row.epoch)]
         trunks = fit(current, self.link.config.max_batch_tokens, self._trunk)
         if not trunks:
             return
         self._number = self.link.number_plan()
         time_left = self._time_left(now_s)
         due = [trunk for trunk in trunks if trunk.due]
-        room = max(0, self.link.config.max_batch_tokens - sum(trunk.feed for trunk in trunks))
+        fed = sum([trunk.feed for trunk in trunks])
+        room = max(0, self.link.config.max_batch_tokens - fed)
         count = min(self._count(due, time_left), room // max(1, len(due)))
         steps = self._steps(len(due) * (1 + count), time_left)
         bounds = Bounds(steps.in_all, self.link.context)
@@ -158,7 +159,7 @@ class AheadDrafts(WorkerSource):
         for trunk in trunks:
             trunk.text_start = min(trunk.state.draft_known, trunk.start)
             trunk.state.draft_known = trunk.base
-        positions = sum(trunk.feed for trunk in trunks) + int(branches.depths.sum())
+        positions = fed + plan.slots_left
         self.link.activity.sent("draft", self._number, len(trunks) + len(branches), positions, trunks)
         self.link.send(self._message(plan))
 
@@ -196,8 +197,7 @@ class AheadDrafts(WorkerSource):
         start = state.draft_cached
         if due and start >= end:  # the last token is read again, to look behind it
             start = max(end - 1, state.draft_origin)
-        feed = min(end, link.context) - start
-        feed = min(feed, budget)
+        feed = min(end, link.context, start + budget) - start
         if feed <= 0:
             return None
         covered = len(state.draft_table) * link.blocks.block_tokens

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain as chained
 from itertools import product
 from operator import itemgetter
 
 import numpy as np
 
+from specserve.coordinator.batches import columns
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.branches import Branches, Trunk
 from specserve.coordinator.outcomes import OutcomeOdds
@@ -49,8 +49,7 @@ def allot(
         for index, (each, most) in enumerate(zip(trunks, wanted, strict=True))
         if each.due
     ]
-    columns = np.fromiter(chained.from_iterable(numbers), np.int64, 7 * len(numbers)).reshape(-1, 7).T[..., None]
-    owners, lengths, bases, starts, left, most, unknown = columns
+    owners, lengths, bases, starts, left, most, unknown = columns(numbers, 7)[..., None]
     table = np.empty((6, len(numbers), count), dtype=np.int64)  # the columns of `Branches`, the last one for ends
     table[0] = owners
     kept, ranks, firsts, depths, ends = table[1:]
@@ -114,20 +113,20 @@ def _fill_outcomes(kept: Array, ranks: Array, odds: OutcomeOdds, lengths: Array)
         ranks[mine, :count] = outcomes.ranks[:count]
 
 
-def _own_blocks(columns: Array, block_tokens: int) -> Array:
+def _own_blocks(found: Array, block_tokens: int) -> Array:
     """Blocks that each branch has for itself: from the trunk's last partly filled one to its own end."""
-    depths, ends = columns[4:]
+    depths, ends = found[4:]
     own: Array = -(-(ends + depths) // block_tokens) - ends // block_tokens
     return own
 
 
-def _within(columns: Array, free_slots: int, blocks: BlockPool) -> Branches:
+def _within(found: Array, free_slots: int, blocks: BlockPool) -> Branches:
     """The first of these candidates that slots and blocks suffice for, the last one perhaps less deep."""
-    owners, depths = columns[0], columns[4]
+    owners, depths = found[0], found[4]
     np.minimum(depths, free_slots - (np.cumsum(depths) - depths), out=depths)
-    own = _own_blocks(columns, blocks.block_tokens)
+    own = _own_blocks(found, blocks.block_tokens)
     short = np.flatnonzero((depths <= 0) | (np.cumsum(own) > blocks.free_count))
     count = int(short[0]) if len(short) else len(owners)
     order = np.argsort(owners[:count], kind="stable")
-    columns[5] = own
-    return Branches.of(columns[:, order])
+    found[5] = own
+    return Branches.of(found[:, order])

@@ -14,7 +14,7 @@ from specserve.coordinator.requests import RequestState
 from specserve.coordinator.trees import Tree
 from specserve.transport.messages import Array, Dists, Open, Plan, Verify
 
-INT32, _INT64, _BOOL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_)
+INT32, INT64, _BOOL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_)
 """Made once: from the names of types they would be made anew, which takes as long as a small array."""
 
 
@@ -87,7 +87,7 @@ def plan_message(number: int, rows: Sequence[DraftRow]) -> Plan:
     trees = any(levels)
     return Plan(
         plan=number,
-        rows=longs([row.state.row for row in rows]),
+        rows=np.array([row.state.row for row in rows], dtype=INT64),
         epochs=ints([row.epoch for row in rows]),
         starts=ints([row.start for row in rows]),
         feed_lengths=ints([row.feed for row in rows]),
@@ -105,23 +105,37 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
     """The columnar verification of these rows, with the dists that their chains were drawn from."""
     dists, dist_rows = _gather_dists(rows)
     tables = [checked.state.target_table for checked in rows]
+    numbers = [
+        (
+            each.state.row,
+            each.epoch,
+            each.start,
+            each.feed,
+            each.due,
+            len(each.chain.tokens),
+            len(each.state.target_table),
+        )
+        for each in rows
+    ]
+    table = columns(numbers, 7)
+    _, epochs, starts, feed_lengths, due, chain_lengths, table_lengths = table.astype(INT32)
     shown = [checked.shown for checked in rows]
     depths = [checked.next_depth for checked in rows if checked.next_depth is not None]
     return Verify(
         round=number,
-        rows=longs([checked.state.row for checked in rows]),
-        epochs=ints([checked.epoch for checked in rows]),
-        starts=ints([checked.start for checked in rows]),
-        feed_lengths=ints([checked.feed for checked in rows]),
+        rows=table[0],
+        epochs=epochs,
+        starts=starts,
+        feed_lengths=feed_lengths,
         feeds=flat([checked.state.tokens[checked.start : checked.start + checked.feed] for checked in rows]),
-        due=_flags([checked.due for checked in rows]),
-        chain_lengths=ints([len(checked.chain.tokens) for checked in rows]),
+        due=due.astype(_BOOL),
+        chain_lengths=chain_lengths,
         chains=flat([checked.chain.tokens for checked in rows]),
         dist_rows=dist_rows,
         dists=dists,
-        table_lengths=ints([len(table) for table in tables]),
+        table_lengths=table_lengths,
         tables=joined(tables),
-        shown=_flags(shown if any(shown) else []),
+        shown=np.array(shown if any(shown) else [], dtype=_BOOL),
         depths=ints(depths),
         parents=_parents(rows),
     )
@@ -167,14 +181,9 @@ def ints(values: Sequence[int]) -> Array:
     return np.array(values, dtype=INT32)
 
 
-def longs(values: Sequence[int]) -> Array:
-    """int64 [n]."""
-    return np.array(values, dtype=_INT64)
-
-
-def _flags(values: Sequence[bool]) -> Array:
-    """bool [n]."""
-    return np.frombuffer(bytearray(values), dtype=_BOOL)
+def columns(rows: Sequence[Sequence[int]], count: int) -> Array:
+    """int64 [count, n] of n rows of `count` numbers each, every column in one piece: quicker than one by one."""
+    return np.ascontiguousarray(np.fromiter(chained.from_iterable(rows), INT64, count * len(rows)).reshape(-1, count).T)
 
 
 def flat(lists: Iterable[Sequence[int]]) -> Array:

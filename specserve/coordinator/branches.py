@@ -6,6 +6,7 @@ came true, which their requests take over.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from specserve.coordinator.batches import INT32, flat, ints, joined, longs
+from specserve.coordinator.batches import INT32, columns, flat, ints, joined
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import Chain
 from specserve.coordinator.outcomes import Guess
@@ -29,6 +30,9 @@ _FEW = 48
 
 _MOSTLY = 3
 """Where so many times as many dists came as are wanted, or fewer, all of them are joined, and these picked at once."""
+
+_SMALL = 64 * 1024
+"""Bytes of dists that are joined in any case: to copy them takes no longer than to look for those that are wanted."""
 
 _UNPLANNED = "names branches that were not planned"
 _TOO_LONG = "has chains longer than their leases"
@@ -155,9 +159,9 @@ class AheadPlan:
         self._slots_left = bytearray(b"\1") * len(self._leased_slots)  # 0 for those that a request took over
         self._blocks_left = bytearray(b"\1") * len(self._leased_blocks)
         # Column 0 of these is a branch's guess, column 1 its first drafted token. The last one stays empty.
-        nothing: Array = np.empty((2, len(depths), 2 + max(depths, default=0)), dtype=INT32)
-        nothing.fill(_NONE)
-        self._tokens, self._dist_rows = nothing
+        width = 2 + max(depths, default=0)
+        self._numbers = array("i", [_NONE]) * (2 * len(depths) * width)  # both, which see this memory
+        self._tokens, self._dist_rows = np.frombuffer(self._numbers, dtype=INT32).reshape(2, len(depths), width)
         self._pushed: list[Dists] = []
         self._dist_count = 0  # rows of all of them, which `_dist_rows` names
         self._drawn: bool | None = None  # drafted tokens come with their dists; None before the first ones
@@ -177,24 +181,38 @@ class AheadPlan:
         trunks = self.trunks
         _, parents, ranks, firsts, depths, own_lengths = np.ascontiguousarray(self.branches.table, dtype=INT32)
         texts = [trunk.tokens() for trunk in trunks]
-        tables = [trunk.state.draft_table for trunk in trunks]
-        bases = ints([trunk.base for trunk in trunks])
-        flat_tables, lengths = joined(tables), ints([len(table) for table in tables])
+        tables = joined([trunk.state.draft_table for trunk in trunks])
+        numbers = [
+            (
+                trunk.state.row,
+                trunk.chain.plan,
+                trunk.epoch,
+                trunk.base,
+                trunk.text_start,
+                trunk.start,
+                len(trunk.chain.tokens),
+                _NONE if trunk.next_slot is None else trunk.next_slot,
+                len(trunk.state.draft_table),
+            )
+            for trunk in trunks
+        ]
+        long = columns(numbers, 9)
+        epochs, bases, text_starts, starts, chain_lengths, next_slots, table_lengths = long[2:].astype(INT32)
         return PlanAhead(
             plan=self.number,
-            rows=longs([trunk.state.row for trunk in trunks]),
-            epochs=ints([trunk.epoch for trunk in trunks]),
+            rows=long[0],
+            epochs=epochs,
             bases=bases,
-            text_starts=ints([trunk.text_start for trunk in trunks]),
+            text_starts=text_starts,
             text_lengths=ints([len(text) for text in texts]),
             texts=flat(texts),
-            starts=ints([trunk.start for trunk in trunks]),
-            chain_lengths=ints([len(trunk.chain.tokens) for trunk in trunks]),
+            starts=starts,
+            chain_lengths=chain_lengths,
             chain_slots=flat([trunk.chain.slots for trunk in trunks]),
-            next_slots=ints([_NONE if trunk.next_slot is None else trunk.next_slot for trunk in trunks]),
-            next_plans=longs([trunk.chain.plan for trunk in trunks]),
-            table_lengths=lengths,
-            tables=flat_tables,
+            next_slots=next_slots,
+            next_plans=long[1],
+            table_lengths=table_lengths,
+            tables=tables,
             branch_counts=self._branch_counts.astype(INT32),
             parents=parents,
             ranks=ranks,
@@ -203,7 +221,7 @@ class AheadPlan:
             slots=self._leased_slots.astype(INT32),
             own_lengths=own_lengths,
             own_blocks=self._leased_blocks.astype(INT32),
-            copies=self._copies(bases, flat_tables, lengths.cumsum() - lengths),
+            copies=self._copies(bases, tables, table_lengths.cumsum() - table_lengths),
         )
 
     def _copies(self, bases: Array, tables: Array, starts: Array) -> Array:
@@ -247,11 +265,13 @@ class AheadPlan:
         drafted = len(columns) - columns.count(0)
         if not self._new(push, drafted, self._wrong_of_few(branches, columns, tokens, vocab_size)):
             return False
-        row = self._dist_count
+        numbers, width, row, drawn = self._numbers, self._tokens.shape[1], self._dist_count, self._drawn
+        dist_rows = self._tokens.size  # they begin there
         for branch, column, token in zip(branches, columns, tokens, strict=True):
-            self._tokens[branch, column] = token
-            if column and self._drawn:
-                self._dist_rows[branch, column] = row
+            at = branch * width + column
+            numbers[at] = token
+            if column and drawn:
+                numbers[dist_rows + at] = row
                 row += 1
         self._keep(push.dists, drafted)
         return True
@@ -392,7 +412,7 @@ class AheadPlan:
             return None
         form, width, size = self._pushed[0].form, self._pushed[0].width, self._pushed[0].rows.shape[1]
         wanted = self._dist_rows[branches, 1:-1].ravel()
-        if self._dist_count <= _MOSTLY * len(wanted):
+        if self._dist_count <= _MOSTLY * len(wanted) or self._dist_count * size <= _SMALL:
             return Dists(form, width, np.concatenate([dists.rows for dists in self._pushed]).take(wanted, axis=0))
         picked = np.empty((len(wanted), size), dtype=np.uint8)
         in_turn = wanted.argsort()  # push by push, behind what did not come

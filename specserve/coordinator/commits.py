@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from specserve.coordinator.batches import CheckedRow
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.endings import Cut, cut, goes_on
@@ -96,7 +98,7 @@ class Verdicts:
         return RoundStats(
             rows=len(sent.rows),
             positions=len(sent.feeds) + len(sent.chains),
-            prefill_tokens=len(sent.feeds) - int(sent.due.sum()),
+            prefill_tokens=len(sent.feeds) - int(np.count_nonzero(sent.due)),
             sources=_by_source(made_alike),
             recomputed_tokens=sum([entry.again for entry in self.round.rows]),
             wall_s=self.now_s - self.round.began_s,

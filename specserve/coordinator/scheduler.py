@@ -174,7 +174,7 @@ class Scheduler:
 
     def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int, shape: TreeShape | None) -> None:
         length = len(state.tokens)
-        reach = length + drafted(depth, shape)
+        reach = length + (depth if shape is None else drafted(depth, shape))
         # Most rows have their blocks already: a glance spares them the call.
         if reach + self.lookahead > len(state.target_table) * self._blocks.block_tokens and not self._cover(
             state, reach

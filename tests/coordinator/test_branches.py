@@ -116,7 +116,8 @@ class Case:
 def either_way(request, monkeypatch):
     """Few pushed nodes are seen to one by one, many as arrays: to both of which the same holds."""
     monkeypatch.setattr("specserve.coordinator.branches._FEW", request.param)
-    monkeypatch.setattr("specserve.coordinator.branches._MOSTLY", request.param)  # dists: push by push, or all joined
+    for size in ("_MOSTLY", "_SMALL"):  # dists: push by push, or all joined
+        monkeypatch.setattr(f"specserve.coordinator.branches.{size}", request.param)
 
 
 @pytest.mark.usefixtures("either_way")
