@@ -25,8 +25,7 @@ _SUMS = {
     "kept": ("spec_decode_num_accepted_tokens_total", ""),
     "drafts": ("spec_decode_num_drafts_total", ""),
     "drafted": ("spec_decode_num_draft_tokens_total", ""),
-    "first_drafted": ("spec_decode_num_draft_tokens_per_pos_total", "0"),
-    "first_kept": ("spec_decode_num_accepted_tokens_per_pos_total", "0"),
+    "refused": ("spec_decode_emitted_tokens_total", "correction"),
     "wall_s": ("round_seconds_sum", ""),
     "draft_s": ("worker_busy_seconds_total", "draft/draft"),
     "target_s": ("worker_busy_seconds_total", "target/forward target/sampling"),
@@ -51,7 +50,8 @@ _PARTS = ("role", "kind", "phase", "position", "result", "reason")
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Sums since a server started; times are seconds. drafts counts chains that were offered, drafted their tokens.
+    """Sums since a server started; times are seconds. drafts counts chains that were offered, drafted their tokens; of
+    these, kept and refused were decided, and the target did not get to those behind a refused one.
 
     hits and misses count rows for which outcomes had been drafted ahead; wire_s is that of both workers' messages, and
     bytes are those of all messages but a request's own way in and out. Steps are those of emulated devices, late those
@@ -62,8 +62,7 @@ class Counters:
     kept: float
     drafts: float
     drafted: float
-    first_drafted: float
-    first_kept: float
+    refused: float
     wall_s: float
     draft_s: float
     target_s: float
@@ -97,6 +96,11 @@ class Counters:
         """What was added."""
         return Counters(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(self)))
 
+    @staticmethod
+    def sum(windows: Sequence[Counters]) -> Counters:
+        """What several windows added, all together."""
+        return Counters(*(sum(getattr(window, each.name) for window in windows) for each in fields(Counters)))
+
     @property
     def steps(self) -> float:
         """Rows' shares of rounds: each of them gave one token that the target chose itself."""
@@ -110,11 +114,22 @@ def _sum_of(found: Mapping[tuple[str, str], float], metric: str, parts: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One kind of load: `rows` requests at once. depth 0 is plain decoding."""
+    """One kind of load: `rows` requests at once. depth 0 is plain decoding; loads of different `texts` share none."""
 
     rows: int
     temperature: float
     depth: int
+    texts: int = 0
+
+    @property
+    def numbers(self) -> range:
+        """Those of its requests' texts."""
+        return range(self.texts * self.rows, (self.texts + 1) * self.rows)
+
+
+def prompt(number: int) -> list[int]:
+    """The beginning of a text, by number: what follows from it has nothing to do with what follows from another."""
+    return [1, 2 + number % 256, 2 + number // 256, *range(258, 282)]
 
 
 class Server:
@@ -132,7 +147,7 @@ class Server:
     async def _measure(self, ask: Ask, window_s: float) -> Counters:
         limits = httpx.Limits(max_connections=ask.rows + 1)
         async with httpx.AsyncClient(base_url=self._base_url, timeout=600, limits=limits) as client:
-            async with _tasks([self._answer(client, ask, number) for number in range(ask.rows)]) as answers:
+            async with _tasks([self._answer(client, ask, number) for number in ask.numbers]) as answers:
                 await _until_running(client, ask.rows, answers)
                 await _pause(answers, _WARM_UP_S)
                 before = await _counters(client)
@@ -145,7 +160,7 @@ class Server:
         """Ask for more tokens than there is time for. Always raises."""
         body = {
             "model": self._model,
-            "prompt": [1, 2 + number % 256, 2 + number // 256, *range(258, 282)],
+            "prompt": prompt(number),
             "max_tokens": self._longest,
             "temperature": ask.temperature,
             "seed": number,

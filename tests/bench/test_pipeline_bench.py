@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from specserve.bench import pipeline
 from specserve.bench.limits import Load, tokens_per_s
 from specserve.bench.pipeline import Options, configured, row_of
-from specserve.bench.steady import Ask, Counters
+from specserve.bench.steady import Ask, Counters, prompt
 from specserve.errors import ConfigError
 from specserve.metrics import EngineMetrics
 from specserve.models import _device_profile
@@ -78,7 +79,7 @@ def test_counters_are_read_from_the_engines_own_metrics():
     before, after = (Counters.of(exposition(*[stats()] * count)) for count in (1, 3))
     added = after.since(before)
     assert (added.tokens, added.kept, added.drafts, added.drafted, added.steps) == (12, 6, 4, 8, 6)
-    assert (added.first_drafted, added.first_kept) == (4, 4)
+    assert added.refused == 2
     assert (added.wall_s, added.draft_s, added.target_s) == pytest.approx((0.04, 0.024, 0.024))
 
 
@@ -100,11 +101,43 @@ def test_a_row_of_the_table_follows_from_the_counters():
     assert ahead["limit_tokens_per_s"] == pytest.approx(6 / (13 * PROFILE.draft.step_s(3, 3)))  # its steps in a round
 
 
-def test_of_several_runs_the_middle_one_is_shown_between_the_others():
-    """Three runs in any order, and two, of which neither is the middle: the slower one."""
-    runs = [{"tokens_per_s": speed, "batch": number} for number, speed in enumerate((150.0, 130.0, 190.0))]
-    assert pipeline._middle(runs) == {"tokens_per_s": 150.0, "batch": 0, "slowest": 130.0, "fastest": 190.0}
-    assert pipeline._middle(runs[::2])["tokens_per_s"] == 150.0
+def test_acceptance_is_of_the_drafted_tokens_that_the_target_got_to():
+    """Chains of two: one kept whole, one refused at its end, one at its start. Three of five tokens looked at stood."""
+    counted = Counters.of(exposition(stats(drafted_at=(3, 3), kept_at=(2, 1), bonus=1, correction=2, plain=0)))
+    row = row_of("ahead", Ask(3, 0.0, 2), Options(), PROFILE, counted)
+    assert row["acceptance"] == pytest.approx(3 / 5)
+    plain = stats(drafted_at=(), kept_at=(), bonus=0, correction=0, plain=3)
+    assert row_of("plain", Ask(3, 0.0, 0), Options(), PROFILE, Counters.of(exposition(plain)))["acceptance"] is None
+
+
+def test_loads_of_different_texts_share_no_prompt():
+    """Forty rounds of 64 requests, and of one."""
+    for rows in (1, 64):
+        prompts = {tuple(prompt(number)) for texts in range(40) for number in Ask(rows, 0.0, 4, texts).numbers}
+        assert len(prompts) == 40 * rows
+
+
+class Windows:
+    """A server whose n-th window of a case has n + 1 rounds of three rows; it notes what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def measure(self, ask, window_s):
+        self.asked.append(ask)
+        return Counters.of(exposition(*[stats(bonus=1 + ask.texts)] * (1 + ask.texts)))
+
+
+def test_every_round_of_windows_has_texts_of_its_own_and_a_row_is_of_all_of_them(monkeypatch):
+    """Three windows of two cases: both see the same texts, and the figures are of what the windows bring together."""
+    server = Windows()
+    monkeypatch.setattr(pipeline, "_served", lambda config: nullcontext(server))
+    options = Options(modes=("plain", "serial"), batches=(1,), temperatures=(0.0,), rounds=3, window_s=1.0)
+    rows = pipeline.measure(options, lambda line: None)
+    assert [(ask.depth, ask.texts) for ask in server.asked] == [(0, 0), (4, 0), (0, 1), (4, 1), (0, 2), (4, 2)]
+    for row in rows:  # 6, 7 and 8 tokens a round of 20 ms, in 1, 2 and 3 rounds
+        assert row["tokens_per_s"] == pytest.approx((6 + 2 * 7 + 3 * 8) / (6 * 0.02))
+        assert [row["slowest"], row["median"], row["fastest"]] == pytest.approx([6 / 0.02, 7 / 0.02, 8 / 0.02])
 
 
 @pytest.mark.parametrize(
