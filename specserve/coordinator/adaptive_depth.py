@@ -9,6 +9,7 @@ it pays again. (Goodput as what to maximise, and 0 as a depth like others: Smart
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum, auto
 
@@ -16,12 +17,12 @@ import numpy as np
 
 from specserve.config import EngineConfig
 from specserve.coordinator.acceptance import Acceptance
-from specserve.coordinator.costs import FloatArray, RoundCosts
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafting_switch import DraftingSwitch
 from specserve.coordinator.marginal_gain import Admitted, admit
 from specserve.coordinator.node_worth import node_worths
 from specserve.coordinator.requests import RequestState
+from specserve.coordinator.round_costs import FloatArray, RoundCosts
 from specserve.transport.messages import Array
 from specserve.tree_shape import TreeShape, static
 from specserve.types import RoundStats, RowId
@@ -29,21 +30,27 @@ from specserve.types import RoundStats, RowId
 _TRIED_REQUESTS = 4
 """Requests that take part in a trial of drafting."""
 
-_TRIAL_SLOTS = (1, 2, 4, 256)
-"""Slots that each of them has, from trial to trial, where so many are allowed: what is never tried is never learned."""
-
 _DELIVERY_WEIGHT = 0.1
 """Of one round in the running mean of what was delivered."""
 
-_BELIEF_ROUNDS = 64.0
-"""Rounds that the prediction counts as right for before any was measured; and how long a measured one counts."""
+_HOPEFUL = 8
+"""Of so many rounds with drafts, one has the slots that would be best if all went well: what is never tried is never
+learned."""
 
-_OLD_NEWS = 0.05
-"""How much of the correction each trial of drafting takes back: what made it may be over."""
+_HOPES, _ACCEPTANCE_HOPES = 2.0, 0.75
+"""In such rounds, and in trials: how many spreads better than expected costs may be, and each share of what is kept."""
 
-_LATE, _SLOWEST = 1.25, 3.0
-"""Times its expected length that a round counts for at most, in the correction of the gain and in what a trial lost.
-Costs are medians; to count late rounds in full on one side of a comparison only would hold every gain too low."""
+_DOUBTS = 4.0
+"""Spreads that the gain must be above nothing, lest plain rounds be tried again."""
+
+_NEVER_S = 1e9
+"""The cost of what is not to be chosen."""
+
+_COLD = 0.35
+"""By how much, in parts, the first round with drafts after one without takes longer than the next."""
+
+_SLOWEST = 3.0
+"""Plain rounds that a round counts for at most, in what a trial lost: to be late is no fault of the drafts."""
 
 
 class DraftTiming(Enum):
@@ -54,9 +61,9 @@ class DraftTiming(Enum):
     FREE = auto()  # guessed at once, or not at all
 
 
-_TRIAL_ROUNDS = {DraftTiming.WAITED: 3, DraftTiming.AHEAD: 2, DraftTiming.FREE: 1}
-"""Rounds of a trial of drafting. The first one is there for the sake of the next: its drafts come for that one, or it
-pays for what was left undone."""
+_TRIAL_ROUNDS = {DraftTiming.WAITED: 4, DraftTiming.AHEAD: 4, DraftTiming.FREE: 2}
+"""Rounds of a trial of drafting. Where drafts are not free, the first one is there for the sake of the next: its drafts
+come for that one, or it pays for what was left undone."""
 
 
 class AdaptiveDepth:
@@ -70,30 +77,22 @@ class AdaptiveDepth:
         self._shape = static((1,) * limits.depth) if limits.tree is None else limits.tree
         self._acceptance = Acceptance(limits.depth, self._shape.widest)
         self._delivered = 1.0  # share of what admitted drafts promise that is there in time
-        self._predicted = 1.0  # gain of drafting over plain decoding
-        self._plain_rounds = _BELIEF_ROUNDS  # what the tokens of measured rounds would have taken without drafts
-        self._drafted_rounds = _BELIEF_ROUNDS  # what they were predicted to
+        self._gain = 1.0  # of drafting over plain decoding
         self._since_offer = 0
-        self._load = 0  # rows, when they last changed by much
-        self._warm = False  # the last round had drafts, too
+        self._warm = self._was_warm = False  # the last round had drafts, and the one before it
+        self._drafted_rounds = 0
+        self._hopeful = False  # this round has the slots that would be best if all went well
         self._tried: list[RowId] = []
         self._next_tried = 0
-        self._trials = 0
         self._depths: dict[RowId, int] = {}
         self._slots: dict[RowId, int] = {}
         self._ahead: dict[RowId, int] = {}
         self._asked: dict[RowId, int] = {}  # of `_ahead`, what was drafted for beside the last round
-        self._expected_s: float | None = None
 
     @property
     def depth(self) -> int:
         """See `DepthPolicy`."""
         return self._limits.depth
-
-    @property
-    def gain(self) -> float:
-        """How many times as fast as plain decoding drafting is held to be: as predicted, corrected by what was seen."""
-        return self._predicted * self._plain_rounds / self._drafted_rounds
 
     def wanted(self, state: RequestState) -> int:
         """See `DepthPolicy`."""
@@ -129,25 +128,27 @@ class AdaptiveDepth:
 
     def plan(self, states: Sequence[RequestState]) -> None:
         """Decide whether to draft, and how much for whom."""
-        self._depths, self._slots = {}, {}
+        self._depths, self._slots, self._hopeful = {}, {}, False
         if not any(map(self.wanted, states)):
             return
-        self._note_load(len(states))
-        if self._switch.advance():
+        another = self._acceptance.meet(states)
+        due = self._switch.advance()
+        if (due or another) and not self._switch.trial_left:
             self._look(states)
-        plain_known = self._costs.plain.knows(len(states))
-        if self._switch.consider_trial(self.gain, plain_known) and self._switch.trying:
+        if self._switch.consider_trial(self._may_be_wrong(states), another) and self._switch.trying:
             self._choose_tried(states)
         if self._switch.active:
             self._admit(states, self._limits_of(states))
         asking = [state for state in states if self.drafting(state)]
         self._asked = {state.row: self._ahead.get(state.row, self.depth) for state in asking}
 
-    def _note_load(self, rows: int) -> None:
-        """Twice as many requests, or half as many, are another load: what a draft is worth depends on it."""
-        if not self._load < 2 * rows < 4 * self._load:
-            self._load = rows
-            self._switch.load_changed()
+    def _may_be_wrong(self, states: Sequence[RequestState]) -> bool:
+        """Whether the other state may yet be the better one: as to drafting always, once there is something to beat."""
+        rows = len(states)
+        if not self._switch.on:
+            return self._costs.knows(rows)
+        doubt = self._costs.doubt(rows, rows + sum(self._ahead.get(state.row, 0) for state in states))
+        return math.log(self._gain) < _DOUBTS * doubt
 
     def _limits_of(self, states: Sequence[RequestState]) -> Array:
         return np.array([self._limits.of(state) for state in states])
@@ -158,14 +159,13 @@ class AdaptiveDepth:
         How much of their answers is left does not count: others will come.
         """
         limits = np.array([self.wanted(state) for state in states])
-        self._acceptance.keep_only([state.row for state in states])
         best = self._best(*self._worth(states), limits, self._delivered)
         plain_s = self._costs.plain_s(len(states))
-        if best is None or plain_s is None:
+        if best is None or plain_s is None or not self._costs.checked.index:
             return
-        self._predicted = best.goodput * plain_s / len(states)
+        self._gain = best.goodput * plain_s / len(states)
         self._ahead = {state.row: slots for state, slots in zip(states, best.slots.tolist(), strict=True)}
-        self._switch.look(self.gain if best.slots.any() else 0.0)
+        self._switch.look(self._gain)
 
     def _choose_tried(self, states: Sequence[RequestState]) -> None:
         """The next few in turn, so that no request stands for all."""
@@ -173,7 +173,6 @@ class AdaptiveDepth:
         first = self._next_tried % len(wanting)
         self._next_tried = first + _TRIED_REQUESTS
         self._tried = [*wanting[first:], *wanting[:first]][:_TRIED_REQUESTS]
-        self._trials += 1
 
     def _admit(self, states: Sequence[RequestState], limits: Array) -> None:
         """Slots for the round; of drafts made ahead only those that are there."""
@@ -188,41 +187,55 @@ class AdaptiveDepth:
         self._slots = dict(zip(rows, slots.tolist(), strict=True))
 
     def _trial(self, states: Sequence[RequestState], there: Array) -> Array:
-        """As many slots as it is this trial's turn to have, for each request that takes part."""
+        """The slots that would be best if all went well, at least one, for the requests that take part."""
         tried = np.array([state.row in self._tried for state in states])
         if self._timing is DraftTiming.AHEAD and not self._switch.trial_begins and tried.any():
             self._count_delivered(float((there[tried] > 0).mean()))
-        self._expected_s = None
-        most = _TRIAL_SLOTS[self._trials % len(_TRIAL_SLOTS)]
-        return np.where(tried, np.minimum(self._all_slots(there), most), 0)
+        there = np.where(tried, there, 0)
+        best = self._best(*self._worth(states, _ACCEPTANCE_HOPES), there, 1.0, _HOPES)
+        return self._all_slots(there) if best is None else best.slots
 
     def _most_gain(self, states: Sequence[RequestState], limits: Array, there: Array) -> Array:
-        worth, levels = self._worth(states)
+        self._drafted_rounds += 1
+        if self._drafted_rounds % _HOPEFUL == 0:
+            self._hopeful = self._switch.may_lose
+        hopes = _HOPES if self._hopeful else 0.0
+        worth, levels = self._worth(states, _ACCEPTANCE_HOPES if self._hopeful else 0.0)
         if self._timing is DraftTiming.AHEAD:
             asked = np.minimum(limits, [self._asked.get(state.row, 0) for state in states])
             promised = _expected(worth, levels, asked)
             if promised > 0:
                 self._count_delivered(_expected(worth, levels, np.minimum(asked, there)) / promised)
-            best = self._best(worth, levels, there, 1.0)
+            best = self._best(worth, levels, there, 1.0, hopes)
         else:
-            best = self._best(worth, levels, limits, self._delivered)
-        self._expected_s = None if best is None else best.seconds
+            best = self._best(worth, levels, limits, self._delivered, hopes)
         return self._all_slots(there) if best is None else best.slots
 
     def _all_slots(self, depths: Array) -> Array:
         """The most that drafts of these depths have."""
         return np.array([self._shape.nodes(depth) for depth in depths.tolist()])
 
-    def _worth(self, states: Sequence[RequestState]) -> tuple[FloatArray, Array]:
+    def _worth(self, states: Sequence[RequestState], hopes: float = 0.0) -> tuple[FloatArray, Array]:
         """What each slot of each request is worth, and its level: see `node_worths`."""
-        return node_worths(self._acceptance.shares([state.row for state in states]), self._shape)
+        return node_worths(self._acceptance.shares([state.row for state in states], hopes), self._shape)
 
-    def _best(self, worth: FloatArray, levels: Array, limits: Array, delivered: float) -> Admitted | None:
-        """The best set of slots; None while no round was measured."""
+    def _best(
+        self, worth: FloatArray, levels: Array, limits: Array, delivered: float, hopes: float = 0.0
+    ) -> Admitted | None:
+        """The best set of slots that is not empty, as far as there are any; None while no round was measured.
+
+        Whether it is better than none is the switch's to say: from round to round noise would.
+        """
         rows, costs = len(limits), self._costs
         if costs.plain_s(rows) is None:
             return None
-        return admit(worth, levels, limits, lambda slots: costs.seconds(rows, slots), costs.step_seconds, delivered)
+
+        def seconds(slots: FloatArray) -> FloatArray:
+            found = costs.seconds(rows, slots, hopes)
+            found[0] = _NEVER_S
+            return found
+
+        return admit(worth, levels, limits, seconds, costs.step_seconds(), delivered)
 
     def _count_delivered(self, share: float) -> None:
         self._delivered += _DELIVERY_WEIGHT * (share - self._delivered)
@@ -241,39 +254,47 @@ class AdaptiveDepth:
             self._count_delivered(sum(each.nodes for each in offers) / planned)
         if checked and not stats.prefill_tokens:
             self._observe_costs(stats, max(each.offered for each in checked))
-            self._observe_gain(stats, sum(each.kept + 1 for each in checked))
+            if self._switch.charging or self._hopeful:
+                deepest = max(each.offered for each in checked)
+                self._charge(stats, deepest, sum(each.kept + 1 for each in checked))
 
     def _observe_costs(self, stats: RoundStats, deepest: int) -> None:
         """But not of the first round with drafts after one without: it feeds what the draft lacks, to cold caches."""
         costs, waited_s = self._costs, 0.0
-        warm, self._warm = self._warm, deepest > 0
-        if deepest and not warm and self._timing is DraftTiming.WAITED:
+        costs.pass_round()
+        self._was_warm, self._warm = self._warm, deepest > 0
+        if deepest and not self._was_warm and self._timing is DraftTiming.WAITED:
             return
         if self._timing is DraftTiming.WAITED:
             waited_s = min(stats.draft_busy_s, stats.wall_s)
-            if deepest:
+            if deepest and waited_s > 0:
                 made = max(stats.rows, round((stats.positions - stats.rows) / deepest))
-                costs.draft_step.observe(made, waited_s / deepest)
+                costs.observe_draft(deepest, made, waited_s)
         seconds = stats.wall_s - waited_s
         if deepest:
             costs.observe(costs.checked, stats.positions, seconds)
         else:
             costs.observe(costs.bare if self._switch.active else costs.plain, stats.rows, seconds)
 
-    def _observe_gain(self, stats: RoundStats, tokens: int) -> None:
-        """Charge a trial for what it lost, and compare other rounds with drafts to what was predicted of them."""
+    def _charge(self, stats: RoundStats, levels: int, tokens: int) -> None:
+        """What a round lost, in plain rounds, against the state that is interrupted: by what such rounds cost.
+
+        Not by what it took: that it was late, or came just when the machine's pace changed, is no fault of its drafts.
+        """
         plain_s = self._costs.plain_s(stats.rows)
         if plain_s is None:
             return
-        if self._switch.charging:
-            self._switch.charge(min(_SLOWEST, stats.wall_s / plain_s) - tokens / stats.rows)
-        if self._switch.trying:
-            self._plain_rounds += _OLD_NEWS * (self._drafted_rounds - self._plain_rounds)
-        elif self._switch.active and self._expected_s is not None:
-            rounds = min(stats.wall_s, _LATE * self._expected_s) / plain_s
-            fade = 1 - 1 / _BELIEF_ROUNDS
-            self._plain_rounds = fade * self._plain_rounds + tokens / stats.rows
-            self._drafted_rounds = fade * self._drafted_rounds + self._predicted * rounds
+        seconds = plain_s
+        if levels:
+            seconds = float(self._costs.seconds(stats.rows, np.array([0.0, stats.positions - stats.rows]))[1])
+            step = self._costs.step_seconds()
+            if step is not None:
+                made = max(stats.rows, (stats.positions - stats.rows) / levels)
+                seconds += levels * float(step(np.full((levels, 1), made))[-1, 0])
+            if not self._was_warm and self._timing is DraftTiming.WAITED:
+                seconds *= 1 + _COLD
+        made = tokens / stats.rows / (max(1.0, self._gain) if self._switch.on else 1.0)
+        self._switch.charge(min(_SLOWEST, seconds / plain_s) - made)
 
 
 def policy_of(config: EngineConfig, timing: DraftTiming, target_context: int, draft_context: int | None) -> DepthPolicy:

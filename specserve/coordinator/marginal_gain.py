@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specserve.coordinator.costs import FloatArray
+from specserve.coordinator.round_costs import FloatArray
 from specserve.transport.messages import Array
 
 Seconds = Callable[[FloatArray], FloatArray]
@@ -22,16 +22,15 @@ Seconds = Callable[[FloatArray], FloatArray]
 
 
 StepSeconds = Callable[[FloatArray], FloatArray]
-"""float64 [m, n] seconds of a step of drafting that makes float64 [m, n] tokens."""
+"""float64 [m, n] seconds of a step of drafting by float64 [m, n] tokens that it makes, for one level, for two, …"""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Slots of each request, int [rows]; what is expected of a round with them: tokens per second, and seconds."""
+    """Slots of each request, int [rows], and the tokens per second that are expected of a round with them."""
 
     slots: Array
     goodput: float
-    seconds: float
 
 
 def admit(
@@ -67,4 +66,4 @@ def admit(
     cap, count = np.unravel_index(int(goodput.argmax()), goodput.shape)
     chosen = order[:count][within[cap, :count]]
     admitted = np.bincount(chosen // columns, minlength=rows)
-    return Admitted(admitted, float(goodput[cap, count]), float(round_s[cap, count]))
+    return Admitted(admitted, float(goodput[cap, count]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specserve.coordinator.costs import FloatArray
+from specserve.coordinator.round_costs import FloatArray
 from specserve.transport.messages import Array
 from specserve.tree_shape import TreeShape
 

@@ -81,14 +81,15 @@ def pipeline(depth=3, **fields) -> Pipeline:
     )
 
 
-def push_of_a_tree(asked: Pipeline) -> Push:
-    """The worker's answer to the first plan that drafts."""
-    asked.submit("a", [1, 2, 3], 12)
-    for _ in range(20):
+def push_of_a_tree(asked: Pipeline, nodes: int = 1) -> Push:
+    """The worker's answer to the first plan that lets a tree have so many nodes."""
+    asked.submit("a", [1, 2, 3], 12 * nodes)
+    for _ in range(40 * nodes):
         asked.engine.advance()
         if asked.draft.held:
-            for reply in asked.draft.worker.handle(asked.draft.held.popleft()):
-                if len(reply.tokens):
+            plan = asked.draft.held.popleft()
+            for reply in asked.draft.worker.handle(plan):
+                if len(reply.tokens) and plan.nodes.sum() >= nodes:
                     return reply
                 asked.engine._drafts.receive(reply, 0.0)
         elif asked.verifier.held:
@@ -124,9 +125,9 @@ def test_a_push_that_breaks_the_protocol_costs_the_draft_worker_its_life(damage)
 def test_a_family_wider_than_was_asked_for_costs_the_draft_worker_its_life() -> None:
     """Whoever counts by rank has no place for it. The tree has no more nodes or levels than it may have."""
     asked = pipeline(6, depth_policy="adaptive")
-    push = push_of_a_tree(asked)
     widest = EngineConfig(depth=6, **{k: v for k, v in TREES[6].items() if k.startswith("tree")}).tree_shape.widest
     count = widest + 1
+    push = push_of_a_tree(asked, count)
     wide = replace(
         push,
         chain_lengths=np.array([count], dtype=np.int32),

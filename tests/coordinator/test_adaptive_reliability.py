@@ -1,0 +1,70 @@
+"""What an adaptive depth is worth on a made-up machine in the long run, whatever the seed; see `pretended_rounds`."""
+
+from __future__ import annotations
+
+import pytest
+from pretended_rounds import Kind, Machine, Phase, Pretended, against_best, against_plain
+
+from specserve.coordinator.adaptive_depth import DraftTiming
+from specserve.tree_shape import TreeShape
+
+GREEDY = Kind(((0.45, 0.16, 0.08), (0.4, 0.14, 0.07), (0.4, 0.14, 0.07)))
+SAMPLED = Kind(((0.15, 0.05, 0.03),) * 3, temperature=1.0)
+HOPELESS = Kind(((0.02, 0.01, 0.01),) * 3)
+
+CPU = Machine(  # nine positions cost a quarter more than one, and each of those beyond a thirteenth
+    lambda positions: 18 * (1 + 0.035 * min(positions - 1, 8) + 0.075 * max(0, positions - 9)),
+    lambda tokens: 0.65 + 0.04 * tokens,
+)
+TREE = TreeShape(None, 3, 6)
+SEEDS = range(4)
+
+
+def chats(kind, rounds, count):
+    """One after the other."""
+    return [Phase([kind], rounds)] * count
+
+
+PAYING = {
+    "one greedy chat at a time": chats(GREEDY, 40, 24),
+    "short sampled answers before a long greedy one": [*chats(SAMPLED, 25, 5), *chats(GREEDY, 250, 1)] * 3,
+    "sampled and greedy in turn": [*chats(SAMPLED, 40, 1), *chats(GREEDY, 40, 1)] * 12,
+    "two at once": [Phase([GREEDY] * 2, 100)] * 8,
+}
+IN_VAIN = {
+    "eight greedy ones at once": [Phase([GREEDY] * 8, 150)] * 6,
+    "eight sampled ones at once": [Phase([SAMPLED] * 8, 150)] * 6,
+    "one after the other whose drafts are never kept": chats(HOPELESS, 150, 6),
+}
+
+
+def lives(phases, **fields):
+    """The accounts of the same phases in several lives."""
+    return [Pretended(CPU, seed, **fields).run(phases) for seed in SEEDS]
+
+
+@pytest.mark.parametrize("shape", [None, TREE], ids=["chains", "trees"])
+@pytest.mark.parametrize("case", PAYING)
+def test_where_drafting_pays_it_makes_nine_tenths_of_the_best_fixed_size_at_least(case, shape):
+    """Of each phase's own, in hindsight, the start of its life included, where that is 1.1 times plain decoding."""
+    for accounts in lives(PAYING[case], shape=shape):
+        assert against_best([each for each in accounts if each.gain >= 1.1]) >= 0.9
+        assert against_plain(accounts) >= 1.08
+
+
+@pytest.mark.parametrize("shape", [None, TREE], ids=["chains", "trees"])
+@pytest.mark.parametrize("case", IN_VAIN)
+def test_where_it_does_not_pay_next_to_nothing_is_lost(case, shape):
+    """Against plain decoding: 0.95 with the start of its life, and 0.97 behind the first phase."""
+    for accounts in lives(IN_VAIN[case], shape=shape):
+        assert against_plain(accounts) >= 0.95
+        assert against_plain(accounts[1:]) >= 0.97
+
+
+@pytest.mark.parametrize("timing", [DraftTiming.AHEAD, DraftTiming.FREE])
+def test_drafts_that_nobody_waits_for(timing):
+    """Three of four are there in time: 0.9 of the best fixed size for one request, 0.97 of plain decoding for eight."""
+    for accounts in lives(chats(GREEDY, 100, 8), timing=timing):
+        assert against_best(accounts) >= 0.9
+    for accounts in lives([Phase([GREEDY] * 8, 150)] * 6, timing=timing):
+        assert against_plain(accounts) >= 0.97
