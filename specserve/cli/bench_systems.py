@@ -51,7 +51,7 @@ def _add_pipeline(pipeline: argparse.ArgumentParser) -> None:
         "--window", dest="window_s", metavar="WINDOW", type=float, default=4.0,
         help="seconds that each case is measured; default: 4",
     )  # fmt: skip
-    pipeline.add_argument("--rounds", type=int, default=3, help="in which cases take turns, for medians; default: 3")
+    pipeline.add_argument("--rounds", type=int, default=3, help="of windows, each with texts of its own; default: 3")
     json_argument(pipeline, "versions and rows")
     pipeline.add_argument("--plot", type=Path, help="also draw tokens/s and limits into this file, e.g. a .png or .svg")
     finds(pipeline, _pipeline)

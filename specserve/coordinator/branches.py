@@ -17,7 +17,7 @@ import numpy as np
 from specserve.coordinator.batches import INT32, columns, flat, ints, joined
 from specserve.coordinator.blocks import BlockPool
 from specserve.coordinator.chain import Chain
-from specserve.coordinator.outcomes import Guess
+from specserve.coordinator.outcomes import Guess, guess
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.slots import SlotPool
 from specserve.errors import ProtocolError
@@ -372,7 +372,7 @@ class AheadPlan:
             for branch in range(self._first_branches[trunk], self._first_branches[trunk + 1]):
                 if known.kept[branch] == kept and guessed[branch] != _NONE:
                     right = guessed[branch] == token
-                    guesses.append(Guess(whole, known.ranks[branch], right))
+                    guesses.append(guess(whole, known.ranks[branch], right))
                     if right:
                         true.append((trunk, branch))
         return true, guesses

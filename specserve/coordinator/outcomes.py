@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -47,7 +48,7 @@ class _Share:
         return self._hits / self._total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcomes:
     """Outcomes of a chain, most probable first: so many of its tokens kept, int64 [n], and then a next token of this
     rank in the draft's own dist there, int64 [n]."""
@@ -55,7 +56,11 @@ class Outcomes:
     kept: Array
     ranks: Array
     probabilities: list[float]
-    in_turn: list[tuple[int, int]]  # kept and rank of each
+
+    @cached_property
+    def in_turn(self) -> list[tuple[int, int]]:
+        """Kept and rank of each."""
+        return list(zip(self.kept.tolist(), self.ranks.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -67,6 +72,10 @@ class Guess(NamedTuple):
     whole_chain: bool
     rank: int
     right: bool
+
+
+guess = cache(Guess)
+"""A `Guess`: there are few different ones, and a round makes many."""
 
 
 class OutcomeOdds:
@@ -145,8 +154,7 @@ class OutcomeOdds:
         found += [reach * share.value for share in self._bonuses]
         order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
         kept, ranks = self._all(chain)[:, order]
-        in_turn = list(zip(kept.tolist(), ranks.tolist(), strict=True))
-        return Outcomes(kept, ranks, [found[each] for each in order], in_turn)
+        return Outcomes(kept, ranks, [found[each] for each in order])
 
     def _all(self, chain: int) -> Array:
         """Kept and rank of every outcome, in the order in which `_outcomes` works out how probable each is."""
