@@ -253,9 +253,9 @@ class AdaptiveDepth:
         if planned and self._timing is not DraftTiming.AHEAD:
             self._count_delivered(sum(each.nodes for each in offers) / planned)
         if checked and not stats.prefill_tokens:
-            self._observe_costs(stats, max(each.offered for each in checked))
+            deepest = max(each.offered for each in checked)
+            self._observe_costs(stats, deepest)
             if self._switch.charging or self._hopeful:
-                deepest = max(each.offered for each in checked)
                 self._charge(stats, deepest, sum(each.kept + 1 for each in checked))
 
     def _observe_costs(self, stats: RoundStats, deepest: int) -> None:

@@ -14,13 +14,13 @@ _WEIGHT = 0.1
 _KEPT = 15
 """Measurements of one size that its median is taken of."""
 
-_SIZE_WEIGHT = 0.2
+SIZE_WEIGHT = 0.2
 """Of a new size among the nearly equal ones that count as one."""
 
-_PER_DOUBLING = 4
+PER_DOUBLING = 4
 """Sizes told apart between one and twice as much."""
 
-_NO_TIME_S = 1e-6
+NO_TIME_S = 1e-6
 """A clock that did not move says no more than that a round was shorter than this."""
 
 _FORGOTTEN = 500
@@ -58,8 +58,8 @@ class _Size:
         return self._middle
 
     def observe(self, size: int, seconds: float, at: int) -> None:
-        self.size = size if not self.seen else self.size + _SIZE_WEIGHT * (size - self.size)
-        self.seen.append(max(seconds, _NO_TIME_S))
+        self.size = size if not self.seen else self.size + SIZE_WEIGHT * (size - self.size)
+        self.seen.append(max(seconds, NO_TIME_S))
         self._middle = None
         self.at = at
 
@@ -83,7 +83,7 @@ class Curve:
         """A step of this size, at least 1, took this long."""
         self._count += 1
         self._fit = None
-        key = _bin(size)
+        key = bin_of(size)
         known = self._sizes.get(key)
         if known is None:
             known = self._sizes[key] = _Size()
@@ -112,8 +112,9 @@ class Curve:
         return self._fit
 
 
-def _bin(size: int) -> int:
-    return round(_PER_DOUBLING * math.log2(size))
+def bin_of(size: int) -> int:
+    """Which of the sizes that are told apart this one, at least 1, counts as."""
+    return round(PER_DOUBLING * math.log2(size))
 
 
 def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:

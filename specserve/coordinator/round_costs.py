@@ -12,23 +12,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specserve.coordinator.costs import rising
+from specserve.coordinator.costs import NO_TIME_S, PER_DOUBLING, SIZE_WEIGHT, bin_of, rising
 
 FloatArray = NDArray[np.float64]
-
-_PER_DOUBLING = 4
-"""Sizes told apart between one and twice as much."""
-
-_SIZE_WEIGHT = 0.2
-"""Of a new size among the nearly equal ones that count as one."""
-
-_NO_TIME_S = 1e-6
-"""A clock that did not move says no more than that a round was shorter than this."""
 
 _NOISE, _LEAST_NOISE = 0.06, 0.02
 """Spread of rounds that are alike, in logarithms as all that follows: before it was seen, and at least."""
@@ -86,7 +77,7 @@ class Mix:
     lower: int
     upper: int
     share: float  # of the upper one
-    spread: float = field(default=0.0)
+    spread: float = 0.0
 
 
 class RoundCosts:
@@ -108,7 +99,8 @@ class RoundCosts:
         self._mean = np.zeros(1)  # of logarithms: the pace, and costs
         self._spread = np.zeros((1, 1))  # their covariances
         self._noise = _NOISE**2
-        self._fits: dict[tuple[int, float], tuple[list[float], list[float]]] = {}
+        self._fits: dict[tuple[int, float], tuple[list[float], list[float]]] = {}  # of `_curve`, until more is learned
+        self._step_fits: dict[int, tuple[list[float], list[float]]] = {}  # of `_step_fit`, as long
 
     # ---- learning
 
@@ -119,7 +111,7 @@ class RoundCosts:
 
     def observe(self, kind: Kind, size: int, seconds: float) -> None:
         """A round of this kind and size, at least 1, took this long, without its drafts."""
-        key = _bin(size)
+        key = bin_of(size)
         if key in kind.seen:
             self._learn(kind, size, seconds)
         kind.seen.add(key)
@@ -133,7 +125,7 @@ class RoundCosts:
         self._learn(kind, tokens, seconds / levels)
 
     def _learn(self, kind: Kind, size: int, seconds: float) -> None:
-        taken = math.log(max(seconds, _NO_TIME_S))
+        taken = math.log(max(seconds, NO_TIME_S))
         at = self._place(kind, size, taken)
         here, mean, spread = kind.index[at], self._mean, self._spread
         kind.counts[at] += 1
@@ -152,13 +144,14 @@ class RoundCosts:
         if count > _LEARNED:
             self._noise = max(_LEAST_NOISE**2, self._noise + _NOISE_WEIGHT * (believed**2 - variance))
         self._fits.clear()
+        self._step_fits.clear()
 
     def _place(self, kind: Kind, size: int, taken: float) -> int:
         """Where this size is among those of its kind; a new one begins with what it most resembles."""
-        key, place = _bin(size), math.log2(size)
+        key, place = bin_of(size), math.log2(size)
         at = bisect_right(kind.bins, key) - 1
         if at >= 0 and kind.bins[at] == key:
-            kind.places[at] += _SIZE_WEIGHT * (place - kind.places[at])
+            kind.places[at] += SIZE_WEIGHT * (place - kind.places[at])
             return at
         mix = self._mix(kind, place)
         count = len(self._mean)
@@ -197,9 +190,8 @@ class RoundCosts:
             return Mix(end[1], end[1], 0.0, _BY_DOUBLING * math.sqrt(abs(place - end[0])))
         gap = upper[0] - lower[0]
         share = (place - lower[0]) / gap
-        linear = (2.0 ** (share * gap) - 1) / (
-            2.0**gap - 1
-        )  # costs are nearer to a line of the size than of its logarithm
+        # Costs are nearer to a line of the size than of its logarithm.
+        linear = (2.0 ** (share * gap) - 1) / (2.0**gap - 1)
         return Mix(lower[1], upper[1], linear, _BY_DOUBLING * math.sqrt(gap * share * (1 - share)))
 
     def knows(self, rows: int) -> bool:
@@ -255,13 +247,12 @@ class RoundCosts:
 
     def _step_fit(self, levels: int) -> tuple[list[float], list[float]]:
         """Tokens that a step makes where so many levels are drafted, and what it costs."""
-        key = (-levels, 0.0)
-        if key not in self._fits:
+        if levels not in self._step_fits:
             kind = self._draft_steps[levels]
             weights = 1 / (self._doubts(kind.index) + _LEAST_NOISE**2)
             costs = rising(np.exp(self._mean[kind.index]).tolist(), weights.tolist())
-            self._fits[key] = [2**place for place in kind.places], costs
-        return self._fits[key]
+            self._step_fits[levels] = [2**place for place in kind.places], costs
+        return self._step_fits[levels]
 
     def seconds(self, rows: int, slots: FloatArray, hopes: float = 0.0) -> FloatArray:
         """float64 [n] costs for float64 [n] slots, of which none is a plain round. Only when something is known.
@@ -295,16 +286,12 @@ class RoundCosts:
         return self._fits[rows, hopes]
 
 
-def _bin(size: int) -> int:
-    return round(_PER_DOUBLING * math.log2(size))
-
-
 def _with_middles(sizes: Sequence[float], costs: Sequence[float], hopes: float) -> tuple[list[float], list[float]]:
     """With what is hoped of sizes between two that were measured and are far apart."""
     all_sizes, all_costs = [sizes[0]], [costs[0]]
     for size, cost in zip(sizes[1:], costs[1:], strict=True):
         gap = math.log2(size / all_sizes[-1])
-        if gap > 2 / _PER_DOUBLING:
+        if gap > 2 / PER_DOUBLING:
             middle = math.sqrt(size * all_sizes[-1])
             share = (middle - all_sizes[-1]) / (size - all_sizes[-1])
             between = all_costs[-1] + share * (cost - all_costs[-1])

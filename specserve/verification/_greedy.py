@@ -21,16 +21,18 @@ def follow_choices(rows: Sequence[tuple[Row, int]], choices: Array, outcome: Arr
     outcome holds −1. Each due row comes with the place of its first logits; choices int64 [m] are the target's, by row
     of the logits.
     """
-    chains = [(row, at) for row, at in rows if row.parents is None and len(row.chain)]
-    if chains:
-        _follow_chains(chains, choices, outcome)
+    chains: list[tuple[Row, int]] = []
     for row, at in rows:
         if row.parents is not None:
             mine = choices[at : at + len(row.chain) + 1].tolist()
             last = _last_kept(mine, row.chain.tolist(), row.parents)
             outcome[:, row.index] = last, mine[last + 1]
-        elif not len(row.chain):
+        elif len(row.chain):
+            chains.append((row, at))
+        else:
             outcome[1, row.index] = choices[at]
+    if chains:
+        _follow_chains(chains, choices, outcome)
 
 
 def _follow_chains(chains: Sequence[tuple[Row, int]], choices: Array, outcome: Array) -> None:
