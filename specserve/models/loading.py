@@ -36,6 +36,8 @@ HEAD_TYPE = "specserve_eagle"
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
+_GGUF_BEGINS = b"GGUF"
+
 _DEMO = "specserve.demo"  # a source of models that itself builds on this module, so it is reached by name
 
 
@@ -62,15 +64,9 @@ def _prepared(config: ModelConfig, progress: Progress, role: Role) -> Path:
         from specserve.models import emulated
 
         return emulated.folder(role)
+    check_source(config)
     path = source_path(config)
-    if not path.exists():
-        raise ConfigError(
-            f"there is no model at {config.source!r}: expected `demo`, `emulated`, a folder, or a .gguf file. "
-            f"Models are not downloaded; fetch the folder first and give its path"
-        )
     if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise ConfigError(f"{path} is a file but not a .gguf file; give the folder that holds the model instead")
         from specserve.models._gguf import converted
 
         return converted(path, progress)
@@ -82,6 +78,42 @@ def _prepared(config: ModelConfig, progress: Progress, role: Role) -> Path:
         return _head_folder.completed(path, config, progress)
     check_folder(path, config)
     return path
+
+
+def check_source(config: ModelConfig) -> None:
+    """Raise ConfigError for a source that is nowhere, or a file of another kind. Nothing is built or converted."""
+    if config.source == DEMO:
+        import_module(_DEMO).check()
+        return
+    if config.source == EMULATED:
+        return
+    path = source_path(config)
+    if not path.exists():
+        raise ConfigError(
+            f"there is no model at {config.source!r}: expected `demo`, `emulated`, a folder, or a .gguf file. "
+            f"Models are not downloaded; fetch the folder first and give its path"
+        )
+    if path.is_file():
+        _check_file(path)
+
+
+def _check_file(path: Path) -> None:
+    """Raise ConfigError for a file that is no GGUF file by its name or by how it begins."""
+    if path.suffix.lower() != ".gguf":
+        raise ConfigError(f"{path} is a file but not a .gguf file; give the folder that holds the model instead")
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_GGUF_BEGINS))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if begins != _GGUF_BEGINS:
+        raise ConfigError(f"{path} is called .gguf, but does not begin as such files do; was it copied completely?")
+
+
+def is_converted(config: ModelConfig) -> bool:
+    """Whether a source is put into a folder of its own by a conversion that takes long at first use."""
+    demo_head = config.source == DEMO_HEAD and config.target is not None
+    return config.source == DEMO or demo_head or source_path(config).is_file()
 
 
 def source_path(config: ModelConfig) -> Path:
@@ -152,10 +184,11 @@ def device_of(config: ModelConfig) -> torch.device:
         device = torch.device(config.device)
     except RuntimeError as error:
         raise ConfigError(f"unknown device {config.device!r}: {error}") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {config.device!r} is not there: {torch.cuda.device_count()} CUDA devices are visible"
-        )
+    visible = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= visible:
+        found = f"{visible} CUDA devices are visible" if visible else "no CUDA device is visible"
+        highest = f", or a number up to cuda:{visible - 1}" if visible else ""
+        raise ConfigError(f"device {config.device!r} is not there: {found}; use auto or cpu{highest}")
     return device
 
 
