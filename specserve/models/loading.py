@@ -21,6 +21,7 @@ import torch
 from specserve.config import DEMO, DEMO_HEAD, ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import Backend, _int8, _reduced_head
+from specserve.models._progress_bars import without_bars
 
 if TYPE_CHECKING:
     from specserve.models._ranks import RankGroup
@@ -250,17 +251,18 @@ def _from_pretrained(folder: Path, config: ModelConfig, attention: str, more: di
     from transformers import AutoModelForCausalLM
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=attention,
-            trust_remote_code=config.trust_remote_code,
-            use_safetensors=not config.allow_pickle_weights or any(folder.glob("*.safetensors")),
-            weights_only=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **more,
-        )
+        with without_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(torch, config.dtype),
+                attn_implementation=attention,
+                trust_remote_code=config.trust_remote_code,
+                use_safetensors=not config.allow_pickle_weights or any(folder.glob("*.safetensors")),
+                weights_only=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **more,
+            )
     except Exception as error:  # corrupt weights, shapes that do not fit, unknown architectures: one thing to a user
         raise ConfigError(f"cannot load the model in {folder}: {_told(error)}") from None
     missing = sorted(report["missing_keys"])

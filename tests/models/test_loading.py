@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_causal import CONFIGS, SMALL
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from specserve import cache
 from specserve.config import ModelConfig
@@ -48,6 +49,21 @@ def test_a_folder_is_loaded_in_eval_mode_with_the_configured_dtype(folder):
     assert not model.training
     assert model.dtype == torch.bfloat16
     assert not any(weight.requires_grad for weight in model.parameters())
+
+
+def test_loading_draws_no_bars_and_leaves_the_users_own_alone(folder, capfd):
+    """Progress is told by our lines; what else the user does with transformers is shown as before."""
+    logging.enable_progress_bar()
+    capfd.readouterr()
+    load(folder)
+    assert capfd.readouterr().err == ""
+    assert logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        load(folder)
+        assert not logging.is_progress_bar_enabled()
+    finally:
+        logging.enable_progress_bar()
 
 
 def test_build_gives_a_backend_from_a_prepared_folder(folder):
