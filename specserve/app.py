@@ -21,7 +21,7 @@ def build(args: dict[str, Any]) -> Any:
     """
     config = configs.keyed(configs.parse(args, where="args"), os.environ)
     from specserve.cluster.deploy import application
-    from specserve.cluster.launch import check_config
+    from specserve.cluster.preflight import check_config
 
     check_config(config, models_here=False)
     if config.server.ssl_certfile is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from specserve import drafting, folders, model_sampling, tracing
 from specserve.config import Config, ModelConfig
 from specserve.coordinator import limits
-from specserve.errors import ConfigError, SpecserveError
+from specserve.errors import SpecserveError
 from specserve.models import _memory_plan
 from specserve.models._memory_plan import told
 
@@ -67,28 +67,38 @@ class _Seen:
     kv: dict[Role, _Kv] = field(default_factory=dict)
 
 
-def report(config: Config, progress: Callable[[str], None] = lambda _: None) -> list[Finding]:
+def report(config: Config, progress: Callable[[str], None] = lambda _: None) -> Iterator[Finding]:
     """Look at this machine and at the configuration. Builds or converts the demo models if they are not cached.
 
-    A problem is told once, by the first topic that meets it. progress gets lines for people who wait.
+    What is found is told at once. A problem is told once, by the first topic that meets it. progress gets lines for
+    people who wait.
     """
+    told_of: set[str] = set()
+    for finding in _findings(config, progress):
+        if finding.text not in told_of:
+            yield finding
+        if finding.problem:
+            told_of.add(finding.text)
+
+
+def _findings(config: Config, progress: Callable[[str], None]) -> Iterator[Finding]:
     seen = _Seen()
-    findings = [
-        *_environment(),
-        *_guarded("speculator", lambda: _speculator(config)),
-        *_guarded("rule", lambda: _rule(config)),
-        *_guarded("target", lambda: _model("target", config.target, config, seen, progress)),
-        *_guarded("sampling", lambda: _sampling(config, seen)),
-        *_guarded("draft", lambda: _draft(config, seen, progress)),
-        *_guarded("vocabulary", lambda: _vocabulary(seen.needs, progress)),
-        *_guarded("memory", lambda: _memory(config, seen.needs)),
-        *_guarded("limits", lambda: _limits(config)),
-        *_guarded("placement", lambda: _placement(config)),
-        *_guarded("port", lambda: _port(config)),
-        *_guarded("tracing", lambda: _tracing(config)),
+    yield from _environment()
+    topics: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("speculator", lambda: _speculator(config)),
+        ("rule", lambda: _rule(config)),
+        ("target", lambda: _model("target", config.target, config, seen, progress)),
+        ("sampling", lambda: _sampling(config, seen)),
+        ("draft", lambda: _draft(config, seen, progress)),
+        ("vocabulary", lambda: _vocabulary(seen.needs, progress)),
+        ("memory", lambda: _memory(config, seen.needs)),
+        ("limits", lambda: _limits(config)),
+        ("placement", lambda: _placement(config)),
+        ("port", lambda: _port(config)),
+        ("tracing", lambda: _tracing(config)),
     ]
-    first = {finding.text: finding for finding in reversed(findings)}
-    return [finding for finding in findings if not finding.problem or first[finding.text] is finding]
+    for topic, look in topics:
+        yield from _guarded(topic, look)
 
 
 def _guarded(topic: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -159,20 +169,15 @@ def _model(
     role: Role, model: ModelConfig, config: Config, seen: _Seen, progress: Callable[[str], None]
 ) -> Iterator[Finding]:
     progress(f"{role}: looking at {model.source}")
-    from specserve.models import _int8, _quantization, _tensor_parallel, loading
+    from specserve.models import _quantization, _servable, loading
 
     folder = seen.folders[role] = loading.prepare(model, lambda line: progress(f"{role}: {line}"), role=role)
-    backend = loading.backend_of(folder, model)
+    backend = _servable.backend_for(role, model, folder)
+    device = loading.device_of(model)
     model = _quantization.decided(model, role, folder, backend)
-    _int8.refuse_unfit(model, recurrent=backend == loading.RECURRENT, emulated=backend == loading.EMULATED)
     if backend == loading.EMULATED:
         yield _emulated(role, model, config, seen)
         return
-    device = loading.device_of(model)
-    if model.tensor_parallel > 1:
-        _tensor_parallel.refuse_undivided(model, folder)
-    if backend == loading.RECURRENT and role == "draft":
-        raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
     on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     threads = model.threads or (os.cpu_count() or 1)
     where = f"{device}" + (f" with {threads} threads" if device.type == "cpu" else "")
@@ -285,17 +290,16 @@ _IRREGULAR = ("kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "layers
 def _described(folder: Path, model: ModelConfig) -> _Described | None:
     """The KV arithmetic of a model whose layers all keep keys and values alike; None where it takes the model itself.
 
-    Raises ConfigError for a model that is not served, or that names no context length.
+    Raises ConfigError for a model that names no context length.
     """
     import torch
 
-    from specserve.models import _refusals, _rope, loading
+    from specserve.models import _rope, loading
     from specserve.models._pages import LayerLayout
 
     if loading.backend_of(folder, model) != loading.PAGED:
         return None
     found = loading.load_model_config(folder, model)
-    _refusals.refuse_unservable(found)
     context = _rope.served_context(found, model.context_length)
     layers, heads = getattr(found, "num_hidden_layers", None), getattr(found, "num_attention_heads", None)
     if not layers or not heads or any(getattr(found, name, None) for name in _IRREGULAR):
@@ -312,7 +316,7 @@ def _draft(config: Config, seen: _Seen, progress: Callable[[str], None]) -> Iter
         pipelines = config.cluster.pipelines_per_draft
         together = config.engine.of_several(pipelines)
         yield from _model("draft", config.draft_model, config.model_copy(update={"engine": together}), seen, progress)
-        _refuse_unfit(config, seen.folders["draft"])
+        drafting.check_model(config.draft, is_head=_is_head(config.draft_model, seen.folders["draft"]))
         if seen.kv.keys() >= {"draft", "target"}:
             draft, context = seen.kv["draft"], seen.kv["target"].context_length
             share = draft.blocks // pipelines
@@ -323,14 +327,10 @@ def _draft(config: Config, seen: _Seen, progress: Callable[[str], None]) -> Iter
         yield Finding("draft", description)
 
 
-def _refuse_unfit(config: Config, folder: Path) -> None:
-    """Raise ConfigError for a head under a speculator that wants a whole model, and the other way round."""
+def _is_head(model: ModelConfig, folder: Path) -> bool:
     from specserve.models import loading
 
-    # A speculator of the user's own may take whatever it likes.
-    check = getattr(folders.load("drafting", config.draft.speculator), "check_model", None)
-    if check is not None:
-        check(config.draft, is_head=loading.backend_of(folder, config.draft_model) == loading.HEAD)
+    return loading.backend_of(folder, model) == loading.HEAD
 
 
 def _vocabulary(needs: list[ModelNeeds], progress: Callable[[str], None]) -> Iterator[Finding]:
@@ -394,20 +394,13 @@ def _limits(config: Config) -> Iterator[Finding]:
 
 
 def _placement(config: Config) -> Iterator[Finding]:
-    import torch
+    from specserve.cluster.placement import shares_draft
+    from specserve.cluster.preflight import placed_here
 
-    from specserve.cluster.local_ray import logical_cpus
-    from specserve.cluster.placement import has_draft_worker, plan, plan_shared, shares_draft
-
-    shared = shares_draft(config)
-    cpus = logical_cpus(config.cluster.ingress_replicas, workers=config.worker_processes)
-    node = {"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}
-    placed = (
-        plan_shared(config, [node]) if shared else (plan(config, with_draft=has_draft_worker(config), nodes=[node]),)
-    )
+    placed = placed_here(config)
     devices = [f"{role} on {'a GPU' if group.on_gpu(role) else 'CPU'}" for group in placed for role in group.roles]
     yield Finding("placement", f"{config.cluster.placement} on this machine: " + ", ".join(devices))
-    if shared:
+    if shares_draft(config):
         cluster = config.cluster
         yield Finding(
             "placement",

@@ -70,6 +70,15 @@ def test_an_answer_is_shown_with_its_numbers_and_remembered(monkeypatch, url) ->
     assert "[24 tokens, " in shown
 
 
+def test_a_depth_of_0_switches_drafting_off_and_a_greedy_answer_stays(monkeypatch, url) -> None:
+    """What the server cannot do is told with what it can."""
+    (drafted, with_drafts), (plain, without) = (talk(monkeypatch, url, "hi hi hi", depth=depth) for depth in (2, 0))
+    assert with_drafts._messages == without._messages
+    assert "drafted tokens kept" in drafted
+    assert "drafted" not in plain
+    assert "[not answered: speculation.depth: at most 4 here]" in talk(monkeypatch, url, "hi", depth=9)[0]
+
+
 def test_an_error_is_told_and_the_chat_goes_on_without_the_failed_message(monkeypatch, url) -> None:
     """A message over the context is refused by the server; the next one is answered as if it had not been sent."""
     shown, chat = talk(monkeypatch, url, TOO_LONG, "hi")

@@ -129,6 +129,15 @@ def test_a_speculator_that_cannot_use_the_draft_is_a_problem(folders) -> None:
     assert "holds no draft head; use small_model" in problem
 
 
+def test_what_was_found_is_told_before_the_next_is_looked_at(folders) -> None:
+    """Who mistyped a model is not kept waiting for the rest."""
+    looked: list[str] = []
+    for finding in report(config_of(["/no/target", folders[1]]), looked.append):
+        if finding.problem:
+            break
+    assert looked == ["target: looking at /no/target"]
+
+
 @pytest.mark.parametrize("depth", [0, 4])
 def test_an_unknown_speculator_is_told_once(folders, depth) -> None:
     """At depth 0 too, where the server would refuse it as well."""
@@ -269,5 +278,5 @@ def test_each_folder_is_prepared_once(folders, monkeypatch) -> None:
         return prepare(model, *more, **named)
 
     monkeypatch.setattr(loading, "prepare", counted)
-    report(config_of(folders))
+    list(report(config_of(folders)))
     assert sorted(prepared) == sorted(folders)

@@ -50,8 +50,22 @@ def test_top_draws_the_pipeline(url):
     Top(url, console).run(once=True)
     text = console.export_text()
     assert "depth 3, rule rejection · ok" in text
+    assert httpx.get(f"{url}/status.json").json()["tree_nodes"] is None
     for word in ("draft", "target", "slots 0 of", "tokens/s", "acceptance", "overlap"):
         assert word in text
+
+
+@pytest.mark.parametrize(("policy", "most"), [("fixed", ""), ("adaptive", "at most ")])
+def test_trees_are_told_with_their_size_and_whether_it_adapts(tmp_path, policy, most):
+    """By the status and by top; chains have no nodes to tell of."""
+    engine = {"depth": 3, "tree": "dynamic", "tree_nodes": 5, "depth_policy": policy}
+    config = {**equal_pair(tmp_path, kv_blocks=128, threads=1), "engine": engine}
+    with LocalEngine(config) as running, serving(running) as address:
+        status = httpx.get(f"{address}/status.json").json()
+        console = Console(width=120, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+        Top(address, console).run(once=True)
+    assert (status["depth"], status["depth_policy"], status["tree_nodes"]) == (3, policy, 5)
+    assert f"depth {most}3 in trees of {most}5 nodes, rule rejection" in console.export_text()
 
 
 def test_top_says_when_nobody_answers():

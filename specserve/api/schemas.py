@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from specserve.errors import UnsupportedField
 
 _INT64 = 2**63
+_SHOWN = 80
 
 REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
 """What a client may call its request."""
@@ -257,10 +259,18 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 Those that one endpoint has are unsupported at the other.
 """
 
+_MISPLACED = frozenset({"depth", "rule", "source"})
+"""Fields of `speculation`, which have no effect beside it."""
+
 
 def refuse_unsupported(data: Mapping[str, object], body: type[Body]) -> None:
-    """Raise UnsupportedField for the first field that asks for something this endpoint does not do."""
+    """Raise UnsupportedField for the first field that asks for something this endpoint does not do, or not there."""
     for name, value in data.items():
+        if name in _MISPLACED and value is not None and "speculation" in body.model_fields:
+            raise UnsupportedField(
+                f'{name} is a field of speculation: "speculation": {{"{name}": {json.dumps(value)[:_SHOWN]}}}',
+                param=name,
+            )
         if name not in _UNSUPPORTED or value is None or name in body.model_fields:
             continue
         if not any(_same(value, neutral) for neutral in _UNSUPPORTED[name]):

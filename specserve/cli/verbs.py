@@ -95,10 +95,11 @@ def _check(arguments: argparse.Namespace) -> int:
 
     config = configs.keyed(read_config(arguments), os.environ)
     without_bars()
-    findings = report(config, lambda line: print(line, file=sys.stderr, flush=True))
-    for finding in findings:
-        print(finding)
-    return 1 if any(finding.problem for finding in findings) else 0
+    problems = 0
+    for finding in report(config, lambda line: print(line, file=sys.stderr, flush=True)):
+        print(finding, flush=True)
+        problems += finding.problem
+    return 1 if problems else 0
 
 
 def _top(arguments: argparse.Namespace) -> int:

@@ -19,16 +19,15 @@ import ray
 from ray import serve
 from rich.console import Console
 
-from specserve import folders, tracing
 from specserve.cluster.deploy import APP_NAME, INGRESS, PIPELINE, application
 from specserve.cluster.fleet import Fleet
-from specserve.cluster.https import check_certificate, http_options
+from specserve.cluster.https import http_options
 from specserve.cluster.local_ray import check_port, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
-from specserve.cluster.placement import DRAFT, has_draft_worker, shares_draft
-from specserve.config import DEMO, DEMO_HEAD, Config, unkeyed
+from specserve.cluster.placement import DRAFT
+from specserve.cluster.preflight import check_config
+from specserve.config import Config, unkeyed
 from specserve.errors import ConfigError
-from specserve.models.loading import prepare
 
 log = logging.getLogger(__name__)
 
@@ -67,25 +66,6 @@ def _serve(config: Config, stopping: threading.Event, ray_address: str | None, o
             _warn_of_links()
             stopping.wait()
             drain()
-
-
-def check_config(config: Config, *, models_here: bool) -> None:
-    """Raise ConfigError for what can be told at once, before anything is started. Builds and converts nothing.
-
-    models_here: the workers will run on this machine, so models and certificate must be here.
-    """
-    tracing.check(config.observe.tracing)
-    if models_here:
-        check_certificate(config.server)
-    shares_draft(config)
-    with_draft = has_draft_worker(config)
-    rules = folders.names_in("verification")
-    if config.engine.rule not in rules:
-        raise ConfigError(f"no rule called {config.engine.rule!r}; there are: {', '.join(rules)}")
-    for model in [config.target] + ([config.draft_model] if with_draft else []):
-        # `demo` and .gguf files may take long to prepare: that is the workers' task.
-        if models_here and model.source not in (DEMO, DEMO_HEAD) and not Path(model.source).expanduser().is_file():
-            prepare(model, log.info)
 
 
 def with_port(config: Config) -> Config:

@@ -15,6 +15,13 @@ HEAD = Path(__file__).parent / "head"
 """An EAGLE head for the target, in the published layout."""
 
 
+def check() -> None:
+    """Raise ConfigError when the package with the target is not installed."""
+    from specserve.demo import smollm2
+
+    smollm2.gguf_file()
+
+
 def target(progress: Callable[[str], None]) -> Path:
     """The folder of SmolLM2-135M-Instruct in float32. Raises ConfigError when its package is not installed."""
     from specserve.demo import smollm2

@@ -7,7 +7,8 @@ KIND = "guesser"   `build(config)` returns a `Guesser`, which lives in the coord
 KIND = "beside"    `attach(config, backend, folder)` returns the loaded target with what drafts behind it, and
                    `worker(config, backend, vocab_size, grammars)` the `transport.Worker` that answers plans with it, in
                    the verifier's process and on the target's own blocks; `build` makes its `Speculator`, and
-                   `describe(config, folder)` says in a line what there is, without reading weights
+                   `describe(config, folder)` says in a line what there is, without reading weights; where it also has
+                   `check_source(config)`, that refuses targets by their source alone, before one is converted
 
 A model that goes on from the target's hidden states also has `layers_read(config)`, of the whole `Config`: the numbers
 of the target's layers whose inputs it reads, none for the target's last states; its backend is a `models.DraftHead`.
@@ -226,6 +227,14 @@ def guesser_of(config: DraftConfig) -> Guesser | None:
         return None
     guesser = folders.load("drafting", config.speculator).build(config)
     return cast(Guesser, checked(config.speculator, guesser, ("open", "extend", "guess", "close")))
+
+
+def check_model(config: DraftConfig, *, is_head: bool) -> None:
+    """Raise ConfigError for a head under a speculator that wants a whole model, and the other way round."""
+    # A speculator of the user's own may take whatever it likes.
+    check = getattr(folders.load("drafting", config.speculator), "check_model", None)
+    if check is not None:
+        check(config, is_head=is_head)
 
 
 def checked(name: str, made: object, methods: Sequence[str]) -> object:

@@ -29,12 +29,22 @@ KIND: Final[Kind] = "beside"
 
 def attach(config: Config, target: Backend, folder: Path) -> TargetWithHeads:
     """The loaded target together with the heads in its folder. Raises ConfigError where that cannot be."""
+    check_source(config)
     if not isinstance(target, PagedTransformers):
         raise ConfigError(_without_states(config))
     own = heads_folder(config)
     if own is not None and _constant_heads.is_assistant(own):
         return TargetWithHeads(target, _constant_heads.load(target, config.target, own))
     return TargetWithHeads(target, _mtp_heads.load(target, folder if own is None else own))
+
+
+def check_source(config: Config) -> None:
+    """Raise ConfigError for a target whose heads are lost where it is converted, unless there are others beside it."""
+    if heads_folder(config) is None and loading.is_converted(config.target):
+        raise ConfigError(
+            f"the target {config.target.source!r} holds no multi-token-prediction heads, which converted files never "
+            f"do; use a folder with them, or another draft.speculator"
+        )
 
 
 def _without_states(config: Config) -> str:
@@ -64,6 +74,7 @@ def describe(config: Config, folder: Path) -> str:
             f"engine.outcomes is {config.engine.outcomes}, but multi-token-prediction heads only go on from a verdict; "
             f"set engine.outcomes to 0 or auto"
         )
+    check_source(config)
     backend = loading.backend_of(folder, config.target)
     if backend != loading.PAGED:
         raise ConfigError(_without_states(config))

@@ -72,8 +72,16 @@ class EngineMetrics:
         engine = config.engine
         planned = (config.cluster.transport, str(engine.depth), engine.depth_policy)
         self._set("specserve_config_info", 1, *names, *planned)
+        shape = engine.tree_shape
         self._about.update(
-            version=version, speculator=config.draft.speculator, rule=engine.rule, depth=engine.depth, rules=[]
+            version=version,
+            speculator=config.draft.speculator,
+            rule=engine.rule,
+            depth=engine.depth,
+            depth_policy=engine.depth_policy,
+            tree_nodes=None if shape is None else shape.nodes(engine.depth),
+            told_depth=engine.told_depth,
+            rules=[],
         )
 
     # ---- rounds ---------------------------------------------------------------------------------------------

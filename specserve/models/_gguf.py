@@ -11,6 +11,7 @@ import torch
 
 from specserve import cache
 from specserve.errors import ConfigError
+from specserve.models._progress_bars import without_bars
 from specserve.models.loading import Progress
 
 _FORMAT = 1  # part of the cache key: raise it when what is written here changes
@@ -25,7 +26,8 @@ def converted(path: Path, progress: Progress, sampling: Mapping[str, float] = Ma
 
     def build(folder: Path) -> None:
         progress(f"converting {path.name} (once; cached in {cache.root()})")
-        _convert(path, folder, sampling)
+        with without_bars():
+            _convert(path, folder, sampling)
 
     key = cache.key_of(_FORMAT, cache.file_identity(path), *map(str, sampling.items()))
     return cache.built_once(f"gguf-{path.stem}-{key}", build)

@@ -15,8 +15,9 @@ from typing import Literal, cast
 from specserve import folders
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, NoRowStates, _int8, _memory_plan, _quantization, _recording, loading, vocabulary
+from specserve.models import Backend, NoRowStates, _memory_plan, _quantization, _recording, _servable, loading
 from specserve.models._ranks import RankGroup
+from specserve.models.vocabulary import check as check_vocabulary
 from specserve.types import WorkerInfo
 
 _log = logging.getLogger("specserve")
@@ -42,16 +43,10 @@ def load_backend(
     began = perf_counter()
     loading.apply_threads(config.threads)
     folder = loading.prepare(config, _log.info, role=role)
-    name = loading.backend_of(folder, config)
-    if role == "draft" and name == loading.RECURRENT:
-        # A draft is rewound into the middle of many small forwards, of which such a backend keeps the last one only.
-        raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
-    if role == "target" and name == loading.HEAD:
-        raise ConfigError(f"{folder} holds a draft head, which cannot be a target; give it as draft.model.source")
+    name = _servable.backend_for(role, config, folder)
     _check_ranks(config, ranks)
     emulated, device = name == loading.EMULATED, loading.device_of(config)
     config = _quantization.decided(config, role, folder, name)
-    _int8.refuse_unfit(config, recurrent=name == loading.RECURRENT, emulated=emulated)
     weights = 0
     if not emulated:
         read = _memory_plan.weight_bytes(folder, config) // config.tensor_parallel
@@ -85,7 +80,7 @@ def load_backend(
         blocks=blocks,
         block_tokens=engine.block_tokens,
         context_length=backend.context_length,
-        vocab_size=vocabulary.check(folder, folder, backend.vocab_size, backend.vocab_size),
+        vocab_size=check_vocabulary(folder, folder, backend.vocab_size, backend.vocab_size),
         weights_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
         load_s=perf_counter() - began,
         memory=memory,

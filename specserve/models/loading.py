@@ -21,6 +21,7 @@ import torch
 from specserve.config import DEMO, DEMO_HEAD, ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import Backend, _int8, _reduced_head
+from specserve.models._progress_bars import without_bars
 
 if TYPE_CHECKING:
     from specserve.models._ranks import RankGroup
@@ -35,6 +36,8 @@ HEAD_TYPE = "specserve_eagle"
 """The model type of a draft head that was put together with its target's parts."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+_GGUF_BEGINS = b"GGUF"
 
 _DEMO = "specserve.demo"  # a source of models that itself builds on this module, so it is reached by name
 
@@ -62,15 +65,9 @@ def _prepared(config: ModelConfig, progress: Progress, role: Role) -> Path:
         from specserve.models import emulated
 
         return emulated.folder(role)
+    check_source(config)
     path = source_path(config)
-    if not path.exists():
-        raise ConfigError(
-            f"there is no model at {config.source!r}: expected `demo`, `emulated`, a folder, or a .gguf file. "
-            f"Models are not downloaded; fetch the folder first and give its path"
-        )
     if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise ConfigError(f"{path} is a file but not a .gguf file; give the folder that holds the model instead")
         from specserve.models._gguf import converted
 
         return converted(path, progress)
@@ -82,6 +79,42 @@ def _prepared(config: ModelConfig, progress: Progress, role: Role) -> Path:
         return _head_folder.completed(path, config, progress)
     check_folder(path, config)
     return path
+
+
+def check_source(config: ModelConfig) -> None:
+    """Raise ConfigError for a source that is nowhere, or a file of another kind. Nothing is built or converted."""
+    if config.source == DEMO:
+        import_module(_DEMO).check()
+        return
+    if config.source == EMULATED:
+        return
+    path = source_path(config)
+    if not path.exists():
+        raise ConfigError(
+            f"there is no model at {config.source!r}: expected `demo`, `emulated`, a folder, or a .gguf file. "
+            f"Models are not downloaded; fetch the folder first and give its path"
+        )
+    if path.is_file():
+        _check_file(path)
+
+
+def _check_file(path: Path) -> None:
+    """Raise ConfigError for a file that is no GGUF file by its name or by how it begins."""
+    if path.suffix.lower() != ".gguf":
+        raise ConfigError(f"{path} is a file but not a .gguf file; give the folder that holds the model instead")
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_GGUF_BEGINS))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if begins != _GGUF_BEGINS:
+        raise ConfigError(f"{path} is called .gguf, but does not begin as such files do; was it copied completely?")
+
+
+def is_converted(config: ModelConfig) -> bool:
+    """Whether a source is put into a folder of its own by a conversion that takes long at first use."""
+    demo_head = config.source == DEMO_HEAD and config.target is not None
+    return config.source == DEMO or demo_head or source_path(config).is_file()
 
 
 def source_path(config: ModelConfig) -> Path:
@@ -152,10 +185,11 @@ def device_of(config: ModelConfig) -> torch.device:
         device = torch.device(config.device)
     except RuntimeError as error:
         raise ConfigError(f"unknown device {config.device!r}: {error}") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {config.device!r} is not there: {torch.cuda.device_count()} CUDA devices are visible"
-        )
+    visible = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= visible:
+        found = f"{visible} CUDA devices are visible" if visible else "no CUDA device is visible"
+        highest = f", or a number up to cuda:{visible - 1}" if visible else ""
+        raise ConfigError(f"device {config.device!r} is not there: {found}; use auto or cpu{highest}")
     return device
 
 
@@ -217,17 +251,18 @@ def _from_pretrained(folder: Path, config: ModelConfig, attention: str, more: di
     from transformers import AutoModelForCausalLM
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=attention,
-            trust_remote_code=config.trust_remote_code,
-            use_safetensors=not config.allow_pickle_weights or any(folder.glob("*.safetensors")),
-            weights_only=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **more,
-        )
+        with without_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(torch, config.dtype),
+                attn_implementation=attention,
+                trust_remote_code=config.trust_remote_code,
+                use_safetensors=not config.allow_pickle_weights or any(folder.glob("*.safetensors")),
+                weights_only=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **more,
+            )
     except Exception as error:  # corrupt weights, shapes that do not fit, unknown architectures: one thing to a user
         raise ConfigError(f"cannot load the model in {folder}: {_told(error)}") from None
     missing = sorted(report["missing_keys"])

@@ -20,6 +20,7 @@ from specserve import cache
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import _reduced_head, loading
+from specserve.models._progress_bars import without_bars
 
 DESCRIPTION = "trained_draft.json"
 WEIGHTS = "trained_draft.safetensors"
@@ -129,6 +130,7 @@ def _put_together(
         draft.model.load_state_dict(weights)
     except RuntimeError as error:
         raise ConfigError(f"the weights in {folder / WEIGHTS} do not fit the target: {error}") from None
-    draft.save_pretrained(new)
+    with without_bars():
+        draft.save_pretrained(new)
     _reduced_head.write(new, target.lm_head.weight[ids] @ readout, ids)
     loading.copy_tokenizer(target_folder, new)

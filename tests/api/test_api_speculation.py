@@ -50,6 +50,20 @@ def test_what_the_deployment_cannot_do_is_refused_in_words(card, fields, param, 
     assert engine.requests == []
 
 
+@pytest.mark.parametrize("ask", [chat, complete])
+@pytest.mark.parametrize(
+    ("name", "value", "shown"), [("depth", 0, "0"), ("rule", "exact", '"exact"'), ("source", 1, "1")]
+)
+def test_a_wish_beside_speculation_is_refused_with_its_place(ask, name, value, shown) -> None:
+    """It would have no effect, and nobody would hear of it; null asks for nothing."""
+    engine = ScriptedEngine(said("x"))
+    refused = ask(app_of(engine), **{name: value})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    assert f'"speculation": {{"{name}": {shown}}}' in refused.json()["error"]["message"]
+    assert engine.requests == []
+    assert ask(app_of(engine), **{name: None}).status_code == 200
+
+
 def test_what_asks_for_nothing_is_fine_without_speculation() -> None:
     """Off, or nothing said, is served by a deployment that does not speculate."""
     engine = ScriptedEngine(said("x"), NO_SPECULATION)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from pydantic import SecretStr
+from safetensors.torch import save_file
 
 import specserve.config as configs
 from specserve.app import build
@@ -100,20 +102,65 @@ def test_builder_makes_an_application():
         ({"draft.speculator": "oracle"}, "oracle"),
         ({"engine.rule": "hope"}, "no rule called 'hope'"),
         ({"engine.rule": "verifier"}, "no rule called"),
+        ({"engine.rule": "typical", "engine.tree": "dynamic"}, "'typical' cannot check drafted trees"),
+        ({"target.source": __file__}, f"{__file__} is a file but not a .gguf file"),
+        ({"draft.model.source": __file__}, f"{__file__} is a file but not a .gguf file"),
+        ({"target.source": "demo-head"}, "cannot be a target"),
+        ({"draft.model.source": "demo-head"}, "holds a draft head; set draft.speculator to eagle"),
+        ({"draft.speculator": "mtp"}, "target 'demo' holds no multi-token-prediction heads"),
+        ({"draft.speculator": "mtp", "target.source": "emulated"}, "which 'emulated' does not show"),
+        ({"target.device": "cuda:99"}, "device 'cuda:99' is not there"),
+        ({"draft.model.device": "cuda:99"}, "device 'cuda:99' is not there"),
+        ({"target.source": "emulated", "target.emulated.profile": "mine"}, "device profile 'mine'"),
+        ({"target.source": "emulated", "target.quantization": "int8"}, "emulated models have no weights"),
+        ({"target.resources": {"elsewhere": 1}}, "can never place this pipeline"),
     ],
 )
 def test_what_can_be_told_at_once_is_refused_before_ray_starts(settings, said, monkeypatch):
-    """A missing folder, an unknown speculator or rule never reaches Ray."""
-    monkeypatch.setattr(launch, "_ray", lambda address: pytest.fail("Ray was started"))
+    """What is not there, or cannot be, never reaches Ray."""
+    monkeypatch.setattr(launch, "_ray", lambda *_: pytest.fail("Ray was started"))
     config = configs.parse(configs.override({}, settings | {"server.port": 0}))
     with pytest.raises(ConfigError, match=said):
         launch.serve_until_stopped(config)
 
 
-def test_models_of_a_given_cluster_may_be_elsewhere(tmp_path):
-    """With a Ray address the folders are on its nodes; a draft that is never used is not looked at."""
-    config = configs.parse(configs.override({}, {"target.source": "/no/such/model"}))
-    launch.check_config(config, models_here=False)
+@pytest.mark.parametrize(
+    ("described", "settings", "said"),
+    [
+        ({"model_type": "t5"}, {}, "'t5' is an encoder-decoder model"),
+        ({"model_type": "martian"}, {}, "transformers cannot read .*martian"),
+        ({"model_type": "llama"}, {"draft.speculator": "mtp"}, "holds no multi-token-prediction heads"),
+        ({"model_type": "llama"}, {"target.tensor_parallel": 3}, "tensor_parallel 3 does not divide"),
+    ],
+)
+def test_a_folder_that_cannot_be_served_is_refused_before_ray_starts(described, settings, said, tmp_path):
+    """By config.json and the headers of its weights, before anything is read that is large."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
+    text = json.dumps({"architectures": ["Some"]} | sizes | described)
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    save_file({"model.norm.weight": torch.zeros(8)}, tmp_path / "model.safetensors")
+    config = configs.parse(configs.override({}, {"target.source": str(tmp_path)} | settings))
+    with pytest.raises(ConfigError, match=said):
+        launch.check_config(config, models_here=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target.source": "/no/such/model"},
+        {"target.source": __file__},
+        {"target.device": "cuda:99"},
+        {"target.resources": {"elsewhere": 1}},
+        {"draft.speculator": "mtp"},
+    ],
+)
+def test_models_of_a_given_cluster_may_be_elsewhere(settings):
+    """With a Ray address files, devices and resources are those of its nodes."""
+    launch.check_config(configs.parse(configs.override({}, settings)), models_here=False)
+
+
+def test_a_draft_that_is_never_used_is_not_looked_at():
+    """It need not be there."""
     unused = configs.parse(configs.override({}, {"draft.model.source": "/no/such/model", "engine.depth": 0}))
     launch.check_config(unused, models_here=True)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_causal import CONFIGS, SMALL
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from specserve import cache
 from specserve.config import ModelConfig
@@ -48,6 +49,21 @@ def test_a_folder_is_loaded_in_eval_mode_with_the_configured_dtype(folder):
     assert not model.training
     assert model.dtype == torch.bfloat16
     assert not any(weight.requires_grad for weight in model.parameters())
+
+
+def test_loading_draws_no_bars_and_leaves_the_users_own_alone(folder, capfd):
+    """Progress is told by our lines; what else the user does with transformers is shown as before."""
+    logging.enable_progress_bar()
+    capfd.readouterr()
+    load(folder)
+    assert capfd.readouterr().err == ""
+    assert logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        load(folder)
+        assert not logging.is_progress_bar_enabled()
+    finally:
+        logging.enable_progress_bar()
 
 
 def test_build_gives_a_backend_from_a_prepared_folder(folder):
@@ -126,7 +142,7 @@ def test_files_that_are_not_gguf_are_refused(tmp_path, monkeypatch, name):
     """A file of another kind, and a .gguf file that is none; nothing half done stays in the cache."""
     monkeypatch.setenv("SPECSERVE_CACHE", str(tmp_path / "cache"))
     (tmp_path / name).write_bytes(b"something else")
-    with pytest.raises(ConfigError, match=r"not a \.gguf|cannot read the GGUF"):
+    with pytest.raises(ConfigError, match=r"not a \.gguf|does not begin as such files do"):
         load(tmp_path / name)
     assert not [path for path in (tmp_path / "cache").glob("*") if path.is_dir()]
 

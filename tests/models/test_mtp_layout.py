@@ -160,7 +160,7 @@ def test_an_assistant_of_a_target_of_another_family_is_refused(tmp_path: Path) -
 
 def test_check_tells_of_heads(tmp_path: Path) -> None:
     """`specserve check` finds no problem, and says how many there are and where they live."""
-    findings = report(config(made(tmp_path / "target")))
+    findings = list(report(config(made(tmp_path / "target"))))
     assert not [finding for finding in findings if finding.problem and finding.topic != "port"]
     told = {finding.topic: finding.text for finding in findings}
     assert "mtp beside the verifier" in told["speculator"]
