@@ -261,7 +261,7 @@ class AdaptiveDepth:
     def _observe_costs(self, stats: RoundStats, deepest: int) -> None:
         """But not of the first round with drafts after one without: it feeds what the draft lacks, to cold caches."""
         costs, waited_s = self._costs, 0.0
-        costs.pass_round()
+        costs.pass_round(stats.rows, stats.rows * (1 + self._shape.most_nodes))
         self._was_warm, self._warm = self._warm, deepest > 0
         if deepest and not self._was_warm and self._timing is DraftTiming.WAITED:
             return

@@ -34,6 +34,11 @@ first one is not believed at all."""
 _PACE_DRIFT, _COST_DRIFT = 0.03, 0.003
 """What the pace, and the cost of each size for itself, may change by from round to round."""
 
+_AGES, _FORGOTTEN = 25, 0.7
+"""Rounds, of those that could have had a size and had another, until its cost may change twice as much with each, and
+so on: what is not looked at may have jumped. And the spread from which on it is forgotten, so that what was measured in
+a bad hour keeps nobody from trying again."""
+
 _LATE = 2.5
 """Spreads from what was expected on that a measurement counts as late (or early), and no further than so much."""
 
@@ -98,16 +103,41 @@ class RoundCosts:
         self._draft_steps: dict[int, Kind] = {}
         self._mean = np.zeros(1)  # of logarithms: the pace, and costs
         self._spread = np.zeros((1, 1))  # their covariances
+        self._age = np.zeros(1)  # rounds that could have measured each of them, since one did
+        self._places = np.full(1, np.nan)  # log2 of the size whose cost each of them is
         self._noise = _NOISE**2
         self._fits: dict[tuple[int, float], tuple[list[float], list[float]]] = {}  # of `_curve`, until more is learned
         self._step_fits: dict[int, tuple[list[float], list[float]]] = {}  # of `_step_fit`, as long
 
     # ---- learning
 
-    def pass_round(self) -> None:
-        """One more round is over: what was known is older by as much."""
-        self._spread.flat[:: len(self._mean) + 1] += _COST_DRIFT**2
-        self._spread[0, 0] += _PACE_DRIFT**2 - _COST_DRIFT**2
+    def pass_round(self, rows: int, most: int) -> None:
+        """One more round is over, which could have had sizes from `rows` to `most`: what was known of them is older."""
+        self._age += (self._places >= math.log2(rows)) & (self._places <= math.log2(most))
+        drift = (_COST_DRIFT * (1 + self._age / _AGES)) ** 2
+        drift[0] = _PACE_DRIFT**2
+        known = self._spread.flat[:: len(self._mean) + 1] + drift
+        self._spread.flat[:: len(self._mean) + 1] = known
+        known[0] = 0.0
+        oldest = int(known.argmax())
+        if known[oldest] > _FORGOTTEN**2 and self._age[oldest] > _AGES:
+            self._forget(oldest)
+
+    def _forget(self, index: int) -> None:
+        """As if this cost had never been measured."""
+        for kind in (self.plain, self.bare, self.checked, *self._draft_steps.values()):
+            if index in kind.index:
+                at = kind.index.index(index)
+                for column in (kind.places, kind.index, kind.counts, kind.bins):
+                    del column[at]
+            kind.index = [each - (each > index) for each in kind.index]
+        for levels in [levels for levels, kind in self._draft_steps.items() if not kind.index]:
+            del self._draft_steps[levels]
+        self._mean, self._age = np.delete(self._mean, index), np.delete(self._age, index)
+        self._places = np.delete(self._places, index)
+        self._spread = np.delete(np.delete(self._spread, index, 0), index, 1)
+        self._fits.clear()
+        self._step_fits.clear()
 
     def observe(self, kind: Kind, size: int, seconds: float) -> None:
         """A round of this kind and size, at least 1, took this long, without its drafts."""
@@ -141,6 +171,7 @@ class RoundCosts:
         surprise = (_BELIEVED_LATE * (off - believed)) ** 2
         spread[0, 0] += surprise * (1 - 1 / count)
         spread[here, here] += surprise / count
+        self._age[here] = 0
         if count > _LEARNED:
             self._noise = max(_LEAST_NOISE**2, self._noise + _NOISE_WEIGHT * (believed**2 - variance))
         self._fits.clear()
@@ -165,6 +196,7 @@ class RoundCosts:
             spread[count, :count] = spread[:count, count] = row
             spread[count, count] = (1 - mix.share) * row[mix.lower] + mix.share * row[mix.upper] + mix.spread**2
         self._mean, self._spread = np.append(self._mean, start), spread
+        self._age, self._places = np.append(self._age, 0), np.append(self._places, place)
         kind.places.insert(at + 1, place)
         for column, value in ((kind.bins, key), (kind.index, count), (kind.counts, 0)):
             column.insert(at + 1, value)

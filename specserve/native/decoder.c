@@ -436,10 +436,12 @@ static int within(const int64_t *numbers, int64_t count, int64_t end) {
 
 /* Whether a row's positions follow each other, in blocks that there are. */
 static int is_row(const decoder *model, const step *now, int64_t row) {
-    const int64_t begin = now->offsets[row], count = now->offsets[row + 1] - begin;
-    if (begin < 0 || count < 1 || begin + count > now->count || now->origins[row] < 0) return 0;
-    const int64_t first = now->positions[begin], last = now->positions[begin + count - 1];
-    if (last - first != count - 1) return 0;
+    const int64_t begin = now->offsets[row], end = now->offsets[row + 1];
+    if (begin < 0 || begin >= end || end > now->count || now->origins[row] < 0) return 0;
+    const int64_t first = now->positions[begin], last = first + end - begin - 1;
+    for (int64_t token = begin; token < end; token++) {
+        if (now->positions[token] - first != token - begin) return 0;
+    }
     const int32_t *table = now->tables + row * now->widest;
     for (int64_t block = 0; block <= last / model->block_tokens; block++) {
         if (table[block] < 0 || table[block] >= model->blocks) return 0;

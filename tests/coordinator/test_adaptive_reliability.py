@@ -68,3 +68,20 @@ def test_drafts_that_nobody_waits_for(timing):
         assert against_best(accounts) >= 0.9
     for accounts in lives([Phase([GREEDY] * 8, 150)] * 6, timing=timing):
         assert against_plain(accounts) >= 0.97
+
+
+@pytest.mark.parametrize("bad", [15, 100, 300])
+def test_a_bad_start_is_not_believed_for_long(bad):
+    """Rounds with drafts take four times as long at first, so sizes are measured dear, then given up after a few looks.
+
+    Behind 1,500 rounds of recovery four requests have nine tenths of the best fixed size, drafting ahead.
+    """
+    good = Kind(((0.85,), (0.8,), (0.75,)))
+    quick = Machine(lambda positions: 4 + 0.06 * positions, lambda tokens: 0.35 + 0.004 * tokens)
+    slow = Machine(lambda positions: quick.verify_ms(positions) * (4 if positions > 4 else 1), quick.step_ms)
+    for seed in SEEDS:
+        life = Pretended(slow, seed, timing=DraftTiming.AHEAD)
+        life.phase(Phase([good] * 4, bad))
+        life.machine = quick
+        life.phase(Phase([good] * 4, 1500))
+        assert against_best([life.phase(Phase([good] * 4, 1000))]) >= 0.9

@@ -87,7 +87,7 @@ def compared(paces, seed=1, each=24, trial=4):
         of_plain = number % each < trial
         true = pace * (0.010 if of_plain else 0.012) * math.exp(draw.gauss(0, 0.04))
         late = draw.uniform(1.1, 2.5) if draw.random() < 0.1 else 1.0
-        costs.pass_round()
+        costs.pass_round(4, 16)
         costs.observe(costs.plain if of_plain else costs.checked, 4 if of_plain else 12, true * late)
     plain, checked = costs.seconds(4, np.array([0.0, 8.0]))
     return checked / plain
@@ -106,12 +106,12 @@ def test_a_long_run_of_one_kind_of_round_moves_the_pace_and_not_its_cost():
     """Known to cost 1.2 plain ones; 400 rounds that take 1.5 times as long say little of that, and leave a doubt."""
     costs = RoundCosts()
     for number in range(400):
-        costs.pass_round()
+        costs.pass_round(4, 16)
         of_plain = number % 20 < 4
         costs.observe(costs.plain if of_plain else costs.checked, 4 if of_plain else 12, 0.010 if of_plain else 0.012)
     before = costs.doubt(4, 12)
     for _ in range(400):
-        costs.pass_round()
+        costs.pass_round(4, 16)
         costs.observe(costs.checked, 12, 0.018)
     plain, checked = costs.seconds(4, np.array([0.0, 8.0]))
     assert checked / plain == pytest.approx(1.2, rel=0.05)

@@ -274,6 +274,7 @@ def test_a_room_is_made_for_the_largest_step_and_kept() -> None:
         ("offsets", [0, 4, 4]),
         ("offsets", [1, 2, 4]),
         ("offsets", [0, 4]),
+        ("offsets", [0, -(2**63), 4]),
         ("positions", [0, 1]),
     ],
 )
@@ -294,6 +295,14 @@ def test_what_points_outside_is_refused_before_c_follows_it(field, spoilt):
     with pytest.raises(TypeError, match=r"without gaps, found (int64|int32)"):
         backend.forward(RaggedBatch(**parts | {field: parts[field].astype("int64" if field == "tables" else "int32")}))
     assert torch.equal(backend.forward(RaggedBatch(**parts)), before)
+
+
+def test_a_position_that_leaves_its_row_is_refused_where_its_ends_do_not():
+    """Its block is named by nothing that the ends reach, and may be anywhere."""
+    backend = backend_of("llama")
+    wild = {"offsets": np.array([0, 3]), "tables": np.array([[2, 100_000_000]], np.int32), "wanted": np.array([2])}
+    with pytest.raises(IndexError, match="follow each other"):
+        backend.forward(RaggedBatch(tokens=text(1, 3), positions=np.array([0, BLOCK, 2]), **wild))
 
 
 def _head(tmp_path: Path, blocks: int) -> eagle.EagleHead:
