@@ -45,7 +45,7 @@ def test_sigterm_ends_everything(config: Config, tmp_path: Path):
     command = [sys.executable, "-c", _SERVE, config.model_dump_json()]
     with (tmp_path / "err").open("w") as err, subprocess.Popen(command, stdout=-1, stderr=err, text=True) as server:
         assert server.stdout is not None
-        lines = [server.stdout.readline() for _ in range(4)]
+        lines = [server.stdout.readline() for _ in range(5)]
         url = lines[2].split()[1].removesuffix("/chat/completions")
         assert httpx.get(f"{url}/models", timeout=30).json()["data"][0]["id"] == "tiny"
         started = descendants() - before
