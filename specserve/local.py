@@ -441,14 +441,13 @@ def _check_options(
     """Raise InvalidField for what no body could ask for, by the schema of bodies, so that both doors refuse alike."""
     if max_tokens is None:  # in a body that is the deployment's default; here it has one of its own
         raise InvalidField("max_tokens: must be a whole number, found None; leave it out for 64", param="max_tokens")
-    numbers = {"max_tokens": max_tokens, "seed": seed, "depth": depth}
-    # Those of numpy are as good as Python's.
-    asked = {name: int(value) if _is_whole(value) else value for name, value in numbers.items()}
-    speculation = {"depth": asked.pop("depth")}
+    body = {"max_tokens": max_tokens, "seed": seed, "ignore_eos": ignore_eos, "speculation": {"depth": depth}}
     try:
-        Generation.model_validate(asked | {"ignore_eos": ignore_eos, "speculation": speculation})
+        Generation.model_validate(body)
     except ValidationError as error:
-        raise field_error(error) from None
+        wrong = field_error(error)
+        found = shortened(error.errors()[0]["input"])
+        raise InvalidField(f"{wrong.message}, found {found}", param=wrong.param) from None
     for name, value, kind, example in (
         ("sampling", sampling, Sampling, "Sampling(temperature=0.7)"),
         ("structured", structured, Structured, 'Structured("regex", "[0-9]+")'),
