@@ -1,4 +1,5 @@
 # make serve     chat with the demo model over HTTP on 127.0.0.1:8000 (ARGS="--speculator ngram" for more)
+# make check-serve   says what make serve would run where, and what cannot; takes the same ARGS
 # make test      the tests, sampled; make test-all: the full matrix
 # make check     format, lint, types
 # make audit     known vulnerabilities of the pinned packages, as a report (asks a public database)
@@ -16,10 +17,13 @@ EDITABLE := --config-settings editable_mode=compat
 NAMED := $(filter --profile% --target% --draft% --config% --speculat%,$(ARGS))
 SERVED := $(if $(NAMED),,--speculator eagle --set engine.depth_policy=adaptive) $(ARGS)
 
-.PHONY: serve test test-all check lint audit figures setup clean
+.PHONY: serve check-serve test test-all check lint audit figures setup clean
 
 serve: $(STAMP)
 	@exec $(BIN)/specserve serve $(SERVED)
+
+check-serve: $(STAMP)
+	@$(BIN)/specserve check $(SERVED)
 
 # Two processes share the sample: one runs all that starts Ray, and then what the other has not begun.
 test: $(DEV_STAMP)

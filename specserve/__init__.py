@@ -21,3 +21,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    # Who looks around in a shell or a notebook sees what is there, imported yet or not.
+    return sorted({*globals(), *__all__})

@@ -48,19 +48,20 @@ class Chat:
         self._out = sys.stdout if out is None else out
         self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
 
-    def run(self) -> None:
+    def run(self) -> int:
         """Read lines until end of input or `/quit`. A failed answer is told, and the chat goes on.
 
-        Raises a SpecserveError when there is no server, or when it does not serve the model.
+        Returns how many messages had no answer: who sends some through a pipe reads the exit status. Raises a
+        SpecserveError when there is no server, or when it does not serve the model.
         """
         self._print(f"Chatting with {self.model()}; /help lists commands, Ctrl-D ends.\n")
-        while (line := self._read()) is not None:
-            if line == "/quit":
-                return
+        unanswered = 0
+        while (line := self._read()) is not None and line != "/quit":
             if line.startswith("/"):
                 self._command(line)
             elif line:
-                self._turn(line)
+                unanswered += not self._turn(line)
+        return unanswered
 
     def model(self) -> str:
         """The model in use: the one named, or the first that the server lists. Raises ModelNotFound."""
@@ -115,11 +116,14 @@ class Chat:
         else:
             self._print(f"there is no command {line.split(maxsplit=1)[0]}\n{_HELP}")
 
-    def _turn(self, line: str) -> None:
+    def _turn(self, line: str) -> bool:
+        """Whether a message was answered; where not, it is told why."""
         try:
             self.say(line)
         except SpecserveError as error:
             self._print(f"\n[not answered: {error.message}]\n")
+            return False
+        return True
 
     def _stream(self, pieces: list[str]) -> None:
         """Print the answer and its summary; `pieces` holds what came even when this is interrupted."""

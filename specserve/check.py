@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from specserve import drafting, folders, model_sampling, tracing
-from specserve.config import Config, ModelConfig
+from specserve.config import Config, ModelConfig, changed_settings
 from specserve.coordinator import limits
 from specserve.errors import SpecserveError
 from specserve.models import _memory_plan
@@ -83,6 +83,7 @@ def report(config: Config, progress: Callable[[str], None] = lambda _: None) -> 
 
 def _findings(config: Config, progress: Callable[[str], None]) -> Iterator[Finding]:
     seen = _Seen()
+    yield _settings(config)
     yield from _environment()
     topics: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("speculator", lambda: _speculator(config)),
@@ -106,6 +107,18 @@ def _guarded(topic: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Find
         yield from look()
     except SpecserveError as error:
         yield Finding(topic, error.message, problem=True)
+
+
+def _settings(config: Config) -> Finding:
+    """What is looked at: the flags of a server that are not given here are not known here."""
+    changed = changed_settings(config)
+    if changed:
+        return Finding("settings", f"{', '.join(changed)}; all others by default")
+    return Finding(
+        "settings",
+        "all by default, as `specserve serve` without flags has them; give check the flags of another server "
+        "(`make check-serve` gives it those of `make serve`)",
+    )
 
 
 def _environment() -> Iterator[Finding]:

@@ -6,6 +6,7 @@ YAML files use the same names as this tree; units are in the names. What is *der
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -562,6 +563,15 @@ class Config(Section):
         return self.target.tensor_parallel + self.draft.model.tensor_parallel
 
     @property
+    def told_drafts(self) -> str:
+        """What is drafted and how far, for people; or that nothing is, and by which setting."""
+        if self.engine.depth == 0:
+            return "none, as engine.depth is 0"
+        if self.draft.speculator == NO_SPECULATOR:
+            return f"none, as draft.speculator is {NO_SPECULATOR}"
+        return f"{self.draft.told_names}, {self.engine.told_depth}"
+
+    @property
     def served_name(self) -> str:
         """The model id that clients use."""
         if self.model_name is not None:
@@ -619,6 +629,22 @@ def setting_names(section: type[BaseModel] = Config) -> Iterator[str]:
             yield from (f"{name}.{below}" for below in setting_names(kind))
         else:
             yield name
+
+
+def changed_settings(config: Config) -> list[str]:
+    """Every setting that is not as it is by default, as --set would have it. Keys are not shown."""
+    found, usual = (each.model_dump(mode="json") for each in (config, Config()))
+    pairs = ((name, _at(found, name), _at(usual, name)) for name in setting_names())
+    return [
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value, was in pairs if value != was
+    ]
+
+
+def _at(tree: dict[str, Any], dotted: str) -> Any:
+    value: Any = tree
+    for part in dotted.split("."):
+        value = value[part]
+    return value
 
 
 _MOST_PROBLEMS = 10

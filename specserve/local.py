@@ -1,7 +1,7 @@
 """The same engine with no Ray and no server: both workers in this process, for notebooks, tests and a debugger.
 
     with LocalEngine() as engine:
-        print(engine.generate(["Once upon a time"], max_tokens=40)[0].text)
+        print(engine.generate("Once upon a time", max_tokens=40)[0].text)
 
 One background thread drives the coordinator and, through local channels, both workers in turn; where the draft works
 ahead of the verdict, each worker has a thread of its own.
@@ -14,17 +14,23 @@ import inspect
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
+from reprlib import repr as shortened
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
+
+from pydantic import ValidationError
 
 from specserve import __version__, drafting, model_sampling
 from specserve import config as configs
+from specserve.api.messages import conversation_of
+from specserve.api.schemas import Generation, field_error
 from specserve.config import Config
 from specserve.coordinator.drafts import Guesser
 from specserve.coordinator.engine import Engine
@@ -191,7 +197,7 @@ class LocalEngine:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
         *,
         max_tokens: int = 64,
         sampling: Sampling | None = None,
@@ -203,26 +209,31 @@ class LocalEngine:
     ) -> list[Completion]:
         """Complete all prompts together, in order; a prompt is a text or token ids. Greedy where sampling is left out.
 
-        Raises a SpecserveError.
+        A text alone, or the ids of one prompt, are a list of one, as over HTTP. Raises a SpecserveError; what it is
+        that HTTP answers with a 400 is refused here in the same words.
         """
+        _check_options(max_tokens, sampling, seed, depth, ignore_eos, structured)
         requests = [
             Request(
                 RequestId(f"local-{next(self._numbers)}"),
-                tuple(self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else prompt),
+                tuple(self.tokenizer.encode(prompt, special=True)) if isinstance(prompt, str) else prompt,
                 max_tokens,
                 Sampling(temperature=0.0) if sampling is None else sampling,
                 seed=secrets.randbits(63) if seed is None else seed,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
+                stop=_stops(stop),
                 ignore_eos=ignore_eos,
                 depth=depth,
                 structured=structured,
             )
-            for prompt in prompts
+            for prompt in _prompts(prompts)
         ]
         return self.complete(requests)
 
     def chat(self, messages: list[dict[str, Any]], **options: Any) -> Completion:
-        """Answer a conversation in the model's own template. Options are those of `generate`. Raises InvalidField."""
+        """Answer a conversation in the model's own template; messages are those of OpenAI's API.
+
+        Options are those of `generate`. Raises a SpecserveError, as `generate` does.
+        """
         strange = sorted(options.keys() - _OPTIONS)
         if strange:
             known = ", ".join(sorted(_OPTIONS))
@@ -231,7 +242,8 @@ class LocalEngine:
                 "as in sampling=Sampling(temperature=0.7)",
                 param=strange[0],
             )
-        return self.generate([self.tokenizer.chat_prompt(messages)], **options)[0]
+        turns = conversation_of(messages, takes_calls=self.tokenizer.takes_calls)
+        return self.generate([self.tokenizer.chat_prompt(turns)], **options)[0]
 
     def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Run requests together and wait for all of them. Raises the error of the first that failed."""
@@ -375,6 +387,75 @@ class LocalEngine:
 
 _OPTIONS = frozenset(inspect.signature(LocalEngine.generate).parameters) - {"self", "prompts"}
 """What `generate` takes by name."""
+
+
+def _prompts(given: object) -> list[str | tuple[int, ...]]:
+    """The prompts that these are. Raises InvalidField for what is none."""
+    if not isinstance(given, str):
+        parts = _listed(given)
+        if parts is None:
+            raise InvalidField(
+                f"prompts: must be a text, token ids, or a list of either, found {shortened(given)}", param="prompt"
+            )
+        if not parts or not all(map(_is_whole, parts)):
+            return [_prompt(part, f"prompts: prompt {number}") for number, part in enumerate(parts)]
+    return [_prompt(given, "prompts: the prompt")]
+
+
+def _prompt(given: object, what: str) -> str | tuple[int, ...]:
+    if isinstance(given, str):
+        if not given:
+            raise InvalidField(f"{what} is empty", param="prompt")
+        return given
+    ids = _listed(given)
+    if ids is None or not all(map(_is_whole, ids)):
+        raise InvalidField(
+            f"{what} must be a text or a list of token ids, found {shortened(given)}; conversations go to chat()",
+            param="prompt",
+        )
+    return tuple(int(token) for token in ids)
+
+
+def _stops(given: object) -> tuple[str, ...]:
+    """Texts, or whatever else these are; the engine takes no others. Raises InvalidField."""
+    stops = [given] if isinstance(given, str) else _listed(given)
+    if stops is None:
+        raise InvalidField(f"stop: must be a text or a list of texts, found {shortened(given)}", param="stop")
+    return tuple(stops)
+
+
+def _listed(given: object) -> list[Any] | None:
+    """The parts of a list, a tuple, an array and the like; None for what has none, or parts that are no list."""
+    if isinstance(given, (bytes, bytearray, Mapping)) or not isinstance(given, Iterable):
+        return None
+    return list(given)
+
+
+def _is_whole(value: object) -> TypeGuard[Integral]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_options(
+    max_tokens: object, sampling: object, seed: object, depth: object, ignore_eos: object, structured: object
+) -> None:
+    """Raise InvalidField for what no body could ask for, by the schema of bodies, so that both doors refuse alike."""
+    if max_tokens is None:  # in a body that is the deployment's default; here it has one of its own
+        raise InvalidField("max_tokens: must be a whole number, found None; leave it out for 64", param="max_tokens")
+    body = {"max_tokens": max_tokens, "seed": seed, "ignore_eos": ignore_eos, "speculation": {"depth": depth}}
+    try:
+        Generation.model_validate(body)
+    except ValidationError as error:
+        wrong = field_error(error)
+        found = shortened(error.errors()[0]["input"])
+        raise InvalidField(f"{wrong.message}, found {found}", param=wrong.param) from None
+    for name, value, kind, example in (
+        ("sampling", sampling, Sampling, "Sampling(temperature=0.7)"),
+        ("structured", structured, Structured, 'Structured("regex", "[0-9]+")'),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidField(
+                f"{name}: must be a {kind.__name__}, as in {name}={example}, found {shortened(value)}", param=name
+            )
 
 
 def _work_at_once(config: Config, parts: Parts) -> bool:

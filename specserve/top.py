@@ -58,7 +58,7 @@ class Top:
 def picture(status: dict[str, Any]) -> RenderableType:
     """One picture of a status."""
     history, levels = status["history"], status["levels"] or {}
-    head = Text.assemble((f"{status['model']} ", "bold"), f"{status['speculator']}, {status['told_depth']}, ")
+    head = Text.assemble((f"{status['model']} ", "bold"), f"drafts: {status['told_drafts']}, ")
     head.append(f"rule {status['rule']} · {status['health']['status']} {status['health']['detail']}")
     return Group(head, _workers(status), _levels(levels), _flows(history))
 

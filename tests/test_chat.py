@@ -135,6 +135,16 @@ def test_commands_are_answered_and_never_sent(monkeypatch, url) -> None:
     assert shown.count("/quit    ends") == 2
 
 
+@pytest.mark.parametrize(
+    ("said", "status"), [("hi\n", 0), ("", 0), ("/help\n/quit\n", 0), (f"{TOO_LONG}\n", 1), (f"{TOO_LONG}\nhi\n", 1)]
+)
+def test_the_exit_status_tells_of_messages_without_an_answer(monkeypatch, url, capsys, said, status) -> None:
+    """Who sends a message through a pipe reads nothing else; one that was answered later makes up for none."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(said))
+    assert main(["chat", "--url", url, "--max-tokens", "4"]) == status
+    assert ("[not answered: " in capsys.readouterr().out) is bool(status)
+
+
 def test_the_model_is_checked_before_the_first_prompt(monkeypatch, url, capsys) -> None:
     """A wrong name is told with the names that are served."""
     assert main(["chat", "--url", url, "--model", "huge"]) == 1

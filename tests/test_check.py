@@ -7,7 +7,7 @@ from tiny_models import tiny_llama
 
 from specserve.check import report
 from specserve.cli import main
-from specserve.config import parse
+from specserve.config import Config, parse
 from specserve.models import _panels, loading
 from specserve.models._worker import load_backend
 
@@ -179,6 +179,17 @@ def test_the_command_fails_when_something_cannot_work(folders, capsys) -> None:
     assert "✗" not in capsys.readouterr().out
     assert main(["check", *models, "--set", "target.kv_blocks=1"]) == 1
     assert capsys.readouterr().out.count("✗") == 1
+
+
+def test_what_is_looked_at_is_told_first(folders) -> None:
+    """By the settings that differ, wherever they come from; where none does, how to look at another server."""
+    config = config_of(folders, speculator="ngram", engine={"depth": 2})
+    first = next(iter(report(config)))
+    assert first.topic == "settings"
+    assert "draft.speculator=ngram" in first.text
+    assert "engine.depth=2" in first.text
+    assert first.text.endswith("; all others by default")
+    assert "`make check-serve`" in next(iter(report(Config()))).text
 
 
 def test_who_waits_for_check_is_told_what_for(folders, tmp_path, monkeypatch, capsys) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specserve.config import Config, client_key, keyed, override, parse, setting_names, unkeyed
+from specserve.config import Config, changed_settings, client_key, keyed, override, parse, setting_names, unkeyed
 from specserve.errors import ConfigError
 
 SETTINGS = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -153,3 +153,29 @@ def test_lookup_goes_beside_the_demos_drafts_unless_told_otherwise(draft: dict, 
     settings = parse({"draft": draft}).draft
     assert settings.looks_up == looked_up
     assert ("lookup" in settings.told_names) == (looked_up != "none")
+
+
+@pytest.mark.parametrize(
+    ("tree", "told"),
+    [
+        ({}, "small_model and ngram lookup, depth 4"),
+        ({"draft": {"lookup": "none"}, "engine": {"depth_policy": "adaptive"}}, "small_model, depth at most 4"),
+        ({"draft": {"speculator": "eagle"}, "engine": {"depth": 0}}, "none, as engine.depth is 0"),
+        ({"engine": {"depth": 0, "depth_policy": "adaptive"}}, "none, as engine.depth is 0"),
+        ({"draft": {"speculator": "none"}}, "none, as draft.speculator is none"),
+    ],
+    ids=str,
+)
+def test_what_is_drafted_is_told_or_that_nothing_is(tree: dict, told: str) -> None:
+    """No speculator is named where none drafts."""
+    assert parse(tree).told_drafts == told
+
+
+def test_changed_settings_are_told_as_set_takes_them() -> None:
+    """Those that differ from their defaults, however they were given; keys are not shown."""
+    assert changed_settings(Config()) == []
+    given = {"engine": {"depth": 2, "tree": [2]}, "draft": {"speculator": "small_model"}, "target": {"source": "/m"}}
+    changed = changed_settings(parse(given | {"server": {"api_keys": ["secret-key"]}}))
+    assert changed[:3] == ["target.source=/m", "engine.depth=2", "engine.tree=[2]"]
+    assert "secret" not in str(changed)
+    assert "server.api_keys" in changed[3]

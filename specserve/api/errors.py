@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from specserve.api.schemas import field_error
 from specserve.errors import (
-    InvalidField,
     MethodNotAllowed,
     NotAuthenticated,
     Overloaded,
@@ -82,17 +82,6 @@ def as_specserve(error: Exception) -> SpecserveError:
     unforeseen = SpecserveError(f"{type(error).__name__}: {error}")
     unforeseen.__cause__ = error  # for the log
     return unforeseen
-
-
-_REASONS: Final = {"extra_forbidden": "there is no such field", "too_short": "must not be empty"}
-
-
-def field_error(error: ValidationError) -> InvalidField:
-    """The first wrong field of a body; what the client sent is not echoed."""
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(part) for part in problem["loc"]) or None
-    reason = _REASONS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-    return InvalidField(f"{place or 'the body'}: {reason}", param=place)
 
 
 def error_body(error: SpecserveError, request_id: str) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shortened
 from typing import Any
 
+from pydantic import ValidationError
+
 from specserve.api.body import parse_object
-from specserve.api.schemas import Message
+from specserve.api.schemas import Conversation, Message, field_error
 from specserve.errors import InvalidField, RequestError, UnsupportedField
 
 _ROLES = {
@@ -29,6 +32,24 @@ def messages_of(messages: Sequence[Message], *, takes_calls: bool) -> list[dict[
     takes_calls: the model's template shows calls. Raises InvalidField, and UnsupportedField for what is not text.
     """
     return [_message(message, f"messages.{index}", takes_calls=takes_calls) for index, message in enumerate(messages)]
+
+
+def conversation_of(given: object, *, takes_calls: bool) -> list[dict[str, Any]]:
+    """The same for what a program gives, which no schema has looked at.
+
+    Raises InvalidField for what is no conversation, and for the rest as `messages_of` does.
+    """
+    plain = list(given) if isinstance(given, tuple) else given
+    try:
+        body = Conversation.model_validate({"messages": plain})
+    except ValidationError as error:
+        wrong = field_error(error)
+        raise InvalidField(
+            f'{wrong.message}; a conversation is a list such as [{{"role": "user", "content": "Hello"}}], '
+            f"found {shortened(given)}",
+            param=wrong.param,
+        ) from None
+    return messages_of(body.messages, takes_calls=takes_calls)
 
 
 def text_of(content: object, where: str) -> str:

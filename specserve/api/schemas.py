@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from specserve.errors import UnsupportedField
+from specserve.errors import InvalidField, UnsupportedField
 
 _INT64 = 2**63
 _SHOWN = 80
@@ -186,10 +186,15 @@ class Message(Body):
     tool_call_id: str | None = None
 
 
-class ChatBody(Generation):
-    """POST /v1/chat/completions."""
+class Conversation(Body):
+    """Turns, by whichever door they come."""
 
     messages: list[Message] = Field(min_length=1)
+
+
+class ChatBody(Generation, Conversation):
+    """POST /v1/chat/completions."""
+
     tools: ToolList = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
@@ -275,6 +280,21 @@ def refuse_unsupported(data: Mapping[str, object], body: type[Body]) -> None:
             continue
         if not any(_same(value, neutral) for neutral in _UNSUPPORTED[name]):
             raise UnsupportedField(f"{name} is not supported by this server{_hint(name)}", param=name)
+
+
+_REASONS: Final = {
+    "extra_forbidden": "there is no such field",
+    "too_short": "must not be empty",
+    "list_type": "must be a list",
+}
+
+
+def field_error(error: ValidationError) -> InvalidField:
+    """The first wrong field of a body; what the client sent is not echoed."""
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(part) for part in problem["loc"]) or None
+    reason = _REASONS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+    return InvalidField(f"{place or 'the body'}: {reason}", param=place)
 
 
 def unknown(data: Mapping[str, object], body: type[Body]) -> list[str]:

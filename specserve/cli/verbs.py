@@ -51,7 +51,11 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_chat(places: Places) -> None:
-    chat = places.add_parser("chat", help="chat with a running server in the terminal")
+    chat = places.add_parser(
+        "chat",
+        help="chat with a running server in the terminal",
+        epilog="Lines from a pipe are messages too. The exit status is 0 if each message was answered.",
+    )
     chat.add_argument("--url", default=_URL, help=f"where the server is; default: {_URL}")
     chat.add_argument("--api-key", help="key of the server; default: the environment's SPECSERVE_API_KEY")
     chat.add_argument("--model", help="model name; default: the first one served")
@@ -86,8 +90,7 @@ def _chat(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         depth=arguments.depth,
     )
-    chat.run()
-    return 0
+    return 1 if chat.run() else 0
 
 
 def _check(arguments: argparse.Namespace) -> int:

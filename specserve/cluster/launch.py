@@ -335,7 +335,7 @@ def _banner(config: Config, logs: Path | None, out: TextIO) -> None:
     key = '-H "Authorization: Bearer ${SPECSERVE_API_KEY%%,*}" ' if config.server.api_keys else ""
     for line in (
         f"specserve serves {config.served_name} on {scheme}://{shown}:{port}/v1  (stop with Ctrl-C)",
-        f"drafts: {config.draft.told_names}, {config.engine.told_depth}, rule {config.engine.rule}",
+        f"drafts: {config.told_drafts}, rule {config.engine.rule}",
         f"curl {scheme}://{shown}:{port}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'",
         f"a page to watch it and to chat: {scheme}://{shown}:{port}/",
         *([] if logs is None else [f"logs, while it runs: {logs}"]),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from math import inf, isfinite
+from numbers import Integral, Real
+from reprlib import repr as shortened
 
 from specserve.config import EngineConfig
 from specserve.errors import ContextLengthExceeded, InvalidField
@@ -42,8 +45,7 @@ def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) ->
     for name, count in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if count is not None and not 0 <= count <= MAX_LOGPROBS:
             raise InvalidField(f"{name} must be in [0, {MAX_LOGPROBS}], found {count}", param=name)
-    if not all(request.stop):
-        raise InvalidField("an empty stop text would end every answer before it begins; leave it out", param="stop")
+    _check_stops(request.stop)
     _check_sampling(request.sampling, target.vocab_size)
     if not 0 <= request.sampling.min_tokens <= request.max_tokens:
         raise InvalidField(
@@ -68,6 +70,13 @@ def _check_answer(request: Request, context: int) -> None:
         )
 
 
+def _check_stops(stops: Sequence[object]) -> None:
+    if not all(isinstance(text, str) for text in stops):
+        raise InvalidField(f"stop must hold texts, found {shortened(stops)}", param="stop")
+    if not all(stops):
+        raise InvalidField("an empty stop text would end every answer before it begins; leave it out", param="stop")
+
+
 def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Ranges and ids; a worker that met a wrong one would fail the whole batch."""
     ranges = {
@@ -82,10 +91,16 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
     }
     for name, (least, most) in ranges.items():
         value = getattr(sampling, name)
-        if not (least <= value <= most and isfinite(value)):
-            raise InvalidField(f"{name} must be a number in [{least:g}, {most:g}], found {value}", param=name)
+        if not (_all_are(Real, (value,)) and least <= value <= most and isfinite(value)):
+            told = f"{name} must be a number in [{least:g}, {most:g}], found {shortened(value)}"
+            raise InvalidField(told, param=name)
+    for name in ("top_k", "min_tokens"):
+        value = getattr(sampling, name)
+        if not _all_are(Integral, (value,)):
+            raise InvalidField(f"{name} must be a whole number, found {shortened(value)}", param=name)
     if sampling.top_p <= 0:
         raise InvalidField(f"top_p must be above 0, found {sampling.top_p}; 1 switches it off", param="top_p")
+    _check_lists(sampling)
     if not all(isfinite(value) for _, value in sampling.logit_bias):
         raise InvalidField("logit_bias values must be finite", param="logit_bias")
     if sampling.allowed_token_ids == () or () in sampling.bad_words:
@@ -99,3 +114,37 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
     for name, tokens in ids.items():
         if not all(0 <= token < vocab_size for token in tokens):
             raise InvalidField(f"token ids in {name} must be in [0, {vocab_size})", param=name)
+
+
+def _check_lists(sampling: Sampling) -> None:
+    """Raise InvalidField for what is not built as `Sampling` says: Python itself checks no types."""
+    bias, words, allowed = sampling.logit_bias, sampling.bad_words, sampling.allowed_token_ids
+    pairs = _is_tuple(bias) and all(_is_tuple(pair) and len(pair) == 2 for pair in bias)
+    if (
+        not pairs
+        or not _all_are(Integral, [key for key, _ in bias])
+        or not _all_are(Real, [value for _, value in bias])
+    ):
+        raise InvalidField(
+            f"logit_bias must hold pairs of a token id and a number, such as ((5, -1.0),), found {shortened(bias)}",
+            param="logit_bias",
+        )
+    if not _is_tuple(words) or not all(_is_tuple(word) and _all_are(Integral, word) for word in words):
+        raise InvalidField(
+            f"bad_words must hold sequences of token ids, such as ((5, 6),), found {shortened(words)}",
+            param="bad_words",
+        )
+    if allowed is not None and not (_is_tuple(allowed) and _all_are(Integral, allowed)):
+        raise InvalidField(
+            f"allowed_token_ids must hold token ids, such as (5, 6), found {shortened(allowed)}",
+            param="allowed_token_ids",
+        )
+
+
+def _is_tuple(value: object) -> bool:
+    return isinstance(value, tuple)
+
+
+def _all_are(kind: type, values: Iterable[object]) -> bool:
+    """Whether all are numbers of a kind. Truth values count as none, though Python takes them for whole numbers."""
+    return all(issubclass(found, kind) and found is not bool for found in set(map(type, values)))

@@ -80,7 +80,7 @@ class EngineMetrics:
             depth=engine.depth,
             depth_policy=engine.depth_policy,
             tree_nodes=None if shape is None else shape.nodes(engine.depth),
-            told_depth=engine.told_depth,
+            told_drafts=config.told_drafts,
             rules=[],
         )
 

@@ -254,6 +254,17 @@ def test_the_banner_is_a_request_with_an_end(config):
     assert out.getvalue().endswith("logs, while it runs: /somewhere/logs\n")
 
 
+def test_the_banner_names_no_speculator_where_nothing_is_drafted(config):
+    """Neither at depth 0 nor without a speculator."""
+    for tree, told in (
+        ({"engine": {"depth": 0, "depth_policy": "adaptive"}, "draft": {"speculator": "eagle"}}, "engine.depth is 0"),
+        ({"draft": {"speculator": "none"}}, "draft.speculator is none"),
+    ):
+        out = io.StringIO()
+        launch._banner(configs.parse(tree), None, out)
+        assert out.getvalue().splitlines()[1] == f"drafts: none, as {told}, rule rejection"
+
+
 def test_the_banners_request_has_the_key_that_the_server_asks_for(config):
     """By the name of its variable, as a shell reads the first of several; never the key itself."""
     server = config.server.model_copy(update={"api_keys": (SecretStr("topsecret"), SecretStr("other"))})

@@ -63,7 +63,7 @@ function worker(role, status, busy) {
 function show(status) {
   const h = status.history, levels = status.levels || { running: 0, waiting: 0, slots_held: 0, slots_capacity: 1 };
   state.model = status.model;
-  at("facts").textContent = `${status.model} · ${status.speculator}, ${status.told_depth}, rule ${status.rule} · version ${status.version}`;
+  at("facts").textContent = `${status.model} · drafts: ${status.told_drafts}, rule ${status.rule} · version ${status.version}`;
   const health = at("health");
   health.textContent = status.health.status;
   health.className = `pill ${status.health.status}`;
