@@ -19,8 +19,10 @@ from specserve.config import EngineConfig
 from specserve.coordinator.acceptance import Acceptance
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafting_switch import DraftingSwitch
+from specserve.coordinator.forecasts import Forecasts
 from specserve.coordinator.marginal_gain import Admitted, admit
 from specserve.coordinator.node_worth import node_worths
+from specserve.coordinator.prompt_reading import PromptReading
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.round_costs import FloatArray, RoundCosts
 from specserve.transport.messages import Array
@@ -49,6 +51,10 @@ _NEVER_S = 1e9
 _COLD = 0.35
 """By how much, in parts, the first round with drafts after one without takes longer than the next."""
 
+_CHANGED_APART = 16
+"""Rounds from which on one that has other requests than the last is learned from, if there was no other: it pays for
+coming and going."""
+
 _SLOWEST = 3.0
 """Plain rounds that a round counts for at most, in what a trial lost: to be late is no fault of the drafts."""
 
@@ -74,12 +80,16 @@ class AdaptiveDepth:
         self._timing = timing
         self._switch = DraftingSwitch(_TRIAL_ROUNDS[timing])
         self._costs = RoundCosts()
+        self._reading = PromptReading()
+        self._forecasts = Forecasts()
         self._shape = static((1,) * limits.depth) if limits.tree is None else limits.tree
         self._acceptance = Acceptance(limits.depth, self._shape.widest)
         self._delivered = 1.0  # share of what admitted drafts promise that is there in time
         self._gain = 1.0  # of drafting over plain decoding
         self._since_offer = 0
         self._warm = self._was_warm = False  # the last round had drafts, and the one before it
+        self._last_rows: set[RowId] = set()
+        self._since_alike = 0  # rounds since one had the requests of the one before it
         self._drafted_rounds = 0
         self._hopeful = False  # this round has the slots that would be best if all went well
         self._tried: list[RowId] = []
@@ -163,7 +173,8 @@ class AdaptiveDepth:
         plain_s = self._costs.plain_s(len(states))
         if best is None or plain_s is None or not self._costs.checked.index:
             return
-        self._gain = best.goodput * plain_s / len(states)
+        dearer = self._forecasts.drafted_over_plain / (1 - self._reading.share)
+        self._gain = best.goodput * plain_s / len(states) / dearer
         self._ahead = {state.row: slots for state, slots in zip(states, best.slots.tolist(), strict=True)}
         self._switch.look(self._gain)
 
@@ -252,19 +263,41 @@ class AdaptiveDepth:
         planned = sum(self._slots.get(each.row, 0) for each in checked)
         if planned and self._timing is not DraftTiming.AHEAD:
             self._count_delivered(sum(each.nodes for each in offers) / planned)
+        deepest = max((each.offered for each in checked), default=0)
+        if self._timing is DraftTiming.WAITED:
+            self._observe_reading(
+                stats, deepest, max(len(checked), sum(each.nodes for each in offers) / (deepest or 1))
+            )
+        alike = self._count_alike({each.row for each in checked})
         if checked and not stats.prefill_tokens:
-            deepest = max(each.offered for each in checked)
-            self._observe_costs(stats, deepest)
+            self._observe_costs(stats, deepest, alike)
             if self._switch.charging or self._hopeful:
                 self._charge(stats, deepest, sum(each.kept + 1 for each in checked))
 
-    def _observe_costs(self, stats: RoundStats, deepest: int) -> None:
+    def _observe_reading(self, stats: RoundStats, levels: int, made: float) -> None:
+        """made: tokens of each level."""
+        self._reading.observe(stats.wall_s, stats.prefill_tokens)
+        step = self._costs.step_seconds()
+        if self._switch.on and self._switch.active and step is not None:
+            drafting_s = self._costs.pace * levels * float(step(np.full((max(1, levels), 1), made))[-1, 0])
+            self._reading.observe_draft(min(stats.draft_busy_s, stats.wall_s) - drafting_s, stats.prefill_tokens)
+
+    def _count_alike(self, rows: set[RowId]) -> bool:
+        """Whether to learn from a round: it has the requests of the last, or there was none that had for long."""
+        self._since_alike = 0 if rows == self._last_rows else self._since_alike + 1
+        self._last_rows = rows
+        return self._since_alike % _CHANGED_APART == 0
+
+    def _observe_costs(self, stats: RoundStats, deepest: int, alike: bool) -> None:
         """But not of the first round with drafts after one without: it feeds what the draft lacks, to cold caches."""
         costs, waited_s = self._costs, 0.0
         costs.pass_round(stats.rows, stats.rows * (1 + self._shape.most_nodes))
         self._was_warm, self._warm = self._warm, deepest > 0
-        if deepest and not self._was_warm and self._timing is DraftTiming.WAITED:
+        if not alike or (deepest and not self._was_warm and self._timing is DraftTiming.WAITED):
             return
+        expected_s = costs.pace * self._cost(stats, deepest)
+        if expected_s > 0 and np.isfinite(expected_s) and (deepest > 0) == self._switch.active:
+            self._forecasts.observe(deepest > 0, stats.wall_s, expected_s)
         if self._timing is DraftTiming.WAITED:
             waited_s = min(stats.draft_busy_s, stats.wall_s)
             if deepest and waited_s > 0:
@@ -284,17 +317,23 @@ class AdaptiveDepth:
         plain_s = self._costs.plain_s(stats.rows)
         if plain_s is None:
             return
-        seconds = plain_s
-        if levels:
-            seconds = float(self._costs.seconds(stats.rows, np.array([0.0, stats.positions - stats.rows]))[1])
-            step = self._costs.step_seconds()
-            if step is not None:
-                made = max(stats.rows, (stats.positions - stats.rows) / levels)
-                seconds += levels * float(step(np.full((levels, 1), made))[-1, 0])
-            if not self._was_warm and self._timing is DraftTiming.WAITED:
-                seconds *= 1 + _COLD
+        cost = self._cost(stats, levels)
+        if levels and not self._was_warm and self._timing is DraftTiming.WAITED:
+            cost *= 1 + _COLD
         made = tokens / stats.rows / (max(1.0, self._gain) if self._switch.on else 1.0)
-        self._switch.charge(min(_SLOWEST, seconds / plain_s) - made)
+        self._switch.charge(min(_SLOWEST, cost / plain_s) - made)
+
+    def _cost(self, stats: RoundStats, levels: int) -> float:
+        """What a round of decode rows is held to cost, its drafts included; 0 while nothing is known."""
+        costs, rows, slots = self._costs, stats.rows, stats.positions - stats.rows
+        plain_s = costs.plain_s(rows) or 0.0
+        if not levels or not plain_s:
+            return plain_s
+        cost = float(costs.seconds(rows, np.array([0.0, slots]))[1])
+        step = costs.step_seconds()
+        if step is not None:
+            cost += levels * float(step(np.full((levels, 1), max(rows, slots / levels)))[-1, 0])
+        return cost
 
 
 def policy_of(config: EngineConfig, timing: DraftTiming, target_context: int, draft_context: int | None) -> DepthPolicy:

@@ -226,6 +226,11 @@ class RoundCosts:
         linear = (2.0 ** (share * gap) - 1) / (2.0**gap - 1)
         return Mix(lower[1], upper[1], linear, _BY_DOUBLING * math.sqrt(gap * share * (1 - share)))
 
+    @property
+    def pace(self) -> float:
+        """How many times as long as at first the same takes now."""
+        return math.exp(float(self._mean[0]))
+
     def knows(self, rows: int) -> bool:
         """Whether plain rounds of so many rows, within a factor of two, were measured."""
         return any(abs(place - math.log2(rows)) <= 1 for place in self.plain.places)
