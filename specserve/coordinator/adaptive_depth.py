@@ -51,9 +51,9 @@ _NEVER_S = 1e9
 _COLD = 0.35
 """By how much, in parts, the first round with drafts after one without takes longer than the next."""
 
-_CHANGED_APART = 16
-"""Rounds from which on one that has other requests than the last is learned from, if there was no other: it pays for
-coming and going."""
+_CHANGED_WEIGHT, _CHANGING = 1 / 16, 0.4
+"""Of one round in the share of those with other requests than the round before; and the share up to which nothing is
+learned from them, as they pay for coming and going. Where most rounds do, all are learned from."""
 
 _SLOWEST = 3.0
 """Plain rounds that a round counts for at most, in what a trial lost: to be late is no fault of the drafts."""
@@ -89,7 +89,7 @@ class AdaptiveDepth:
         self._since_offer = 0
         self._warm = self._was_warm = False  # the last round had drafts, and the one before it
         self._last_rows: set[RowId] = set()
-        self._since_alike = 0  # rounds since one had the requests of the one before it
+        self._changed = 0.0  # share of rounds that had other requests than the one before them
         self._drafted_rounds = 0
         self._hopeful = False  # this round has the slots that would be best if all went well
         self._tried: list[RowId] = []
@@ -268,9 +268,9 @@ class AdaptiveDepth:
             self._observe_reading(
                 stats, deepest, max(len(checked), sum(each.nodes for each in offers) / (deepest or 1))
             )
-        alike = self._count_alike({each.row for each in checked})
+        changed = self._count_changed({each.row for each in checked})
         if checked and not stats.prefill_tokens:
-            self._observe_costs(stats, deepest, alike)
+            self._observe_costs(stats, deepest, changed)
             if self._switch.charging or self._hopeful:
                 self._charge(stats, deepest, sum(each.kept + 1 for each in checked))
 
@@ -282,22 +282,24 @@ class AdaptiveDepth:
             drafting_s = self._costs.pace * levels * float(step(np.full((max(1, levels), 1), made))[-1, 0])
             self._reading.observe_draft(min(stats.draft_busy_s, stats.wall_s) - drafting_s, stats.prefill_tokens)
 
-    def _count_alike(self, rows: set[RowId]) -> bool:
-        """Whether to learn from a round: it has the requests of the last, or there was none that had for long."""
-        self._since_alike = 0 if rows == self._last_rows else self._since_alike + 1
+    def _count_changed(self, rows: set[RowId]) -> bool:
+        """Whether a round is one that nothing is learned from, because its requests are not those of the last."""
+        changed = rows != self._last_rows
         self._last_rows = rows
-        return self._since_alike % _CHANGED_APART == 0
+        self._changed += _CHANGED_WEIGHT * (changed - self._changed)
+        return changed and self._changed < _CHANGING
 
-    def _observe_costs(self, stats: RoundStats, deepest: int, alike: bool) -> None:
+    def _observe_costs(self, stats: RoundStats, deepest: int, changed: bool) -> None:
         """But not of the first round with drafts after one without: it feeds what the draft lacks, to cold caches."""
         costs, waited_s = self._costs, 0.0
         costs.pass_round(stats.rows, stats.rows * (1 + self._shape.most_nodes))
         self._was_warm, self._warm = self._warm, deepest > 0
-        if not alike or (deepest and not self._was_warm and self._timing is DraftTiming.WAITED):
+        if changed or (deepest and not self._was_warm and self._timing is DraftTiming.WAITED):
             return
-        expected_s = costs.pace * self._cost(stats, deepest)
-        if expected_s > 0 and np.isfinite(expected_s) and (deepest > 0) == self._switch.active:
-            self._forecasts.observe(deepest > 0, stats.wall_s, expected_s)
+        if (deepest > 0) == self._switch.active and costs.measured(
+            costs.checked if deepest else costs.plain, stats.positions
+        ):
+            self._forecasts.observe(deepest > 0, stats.wall_s, costs.pace * self._cost(stats, deepest))
         if self._timing is DraftTiming.WAITED:
             waited_s = min(stats.draft_busy_s, stats.wall_s)
             if deepest and waited_s > 0:

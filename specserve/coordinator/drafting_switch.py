@@ -8,10 +8,10 @@ with two arms.)
 
 from __future__ import annotations
 
-_WINDOW = 4
-"""Rounds between two looks at whether drafting pays."""
+_WINDOW, _OFF_WINDOW = 4, 16
+"""Rounds between two looks at whether drafting pays: while on, and while off, where little is learned."""
 
-_CLEAR, _LOST = 1.03, 0.985
+_CLEAR, _LOST = 1.05, 1.0
 """The gain over plain decoding from which on drafting is turned on, and below which it is turned off."""
 
 _OFF_SHARE, _ON_SHARE = 0.01, 0.02
@@ -70,7 +70,7 @@ class DraftingSwitch:
         self._account = min(_SAVED, self._account + (_ON_SHARE if self.on else _OFF_SHARE))
         if self.trial_left == 0:
             self._since_trial += 1
-            return self._round % _WINDOW == 0
+            return self._round % (_WINDOW if self.on else _OFF_WINDOW) == 0
         self.trial_left -= 1
         if self.trial_left == 0:
             self._since_trial = 0

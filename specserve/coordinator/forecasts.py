@@ -10,6 +10,9 @@ from __future__ import annotations
 _WEIGHT = 0.03
 """Of one round in a mean, once there were many."""
 
+_PRIOR = 8
+"""Rounds that were as expected, which each mean begins with."""
+
 _MOST = 3.0
 """Times what was expected that a round counts for at most."""
 
@@ -22,9 +25,9 @@ class Forecasts:
         self._counts = [0, 0]
 
     def observe(self, drafted: bool, taken_s: float, expected_s: float) -> None:
-        """A round took so long. It counts half of the first mean beside what is believed beforehand, which is 1."""
+        """A round took so long, of a size whose cost was measured."""
         self._counts[drafted] += 1
-        weight = max(_WEIGHT, 1 / (1 + self._counts[drafted]))
+        weight = max(_WEIGHT, 1 / (_PRIOR + self._counts[drafted]))
         self._means[drafted] += weight * (min(taken_s / expected_s, _MOST) - self._means[drafted])
 
     @property

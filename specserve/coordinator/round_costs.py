@@ -226,6 +226,11 @@ class RoundCosts:
         linear = (2.0 ** (share * gap) - 1) / (2.0**gap - 1)
         return Mix(lower[1], upper[1], linear, _BY_DOUBLING * math.sqrt(gap * share * (1 - share)))
 
+    def measured(self, kind: Kind, size: int) -> bool:
+        """Whether rounds of this kind and size were measured, and more than once."""
+        key = bin_of(size)
+        return key in kind.bins and kind.counts[kind.bins.index(key)] > 1
+
     @property
     def pace(self) -> float:
         """How many times as long as at first the same takes now."""
