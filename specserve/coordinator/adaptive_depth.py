@@ -39,8 +39,9 @@ _HOPEFUL = 8
 """Of so many rounds with drafts, one has the slots that would be best if all went well: what is never tried is never
 learned."""
 
-_HOPES, _ACCEPTANCE_HOPES = 2.0, 0.75
-"""In such rounds, and in trials: how many spreads better than expected costs may be, and each share of what is kept."""
+_HOPES, _TRIAL_HOPES, _ACCEPTANCE_HOPES = 2.0, 1.0, 0.75
+"""How many spreads better than expected costs may be in such rounds, and in trials, which are more of a risk; and each
+share of what is kept in both."""
 
 _DOUBTS = 4.0
 """Spreads that the gain must be above nothing, lest plain rounds be tried again."""
@@ -203,7 +204,7 @@ class AdaptiveDepth:
         if self._timing is DraftTiming.AHEAD and not self._switch.trial_begins and tried.any():
             self._count_delivered(float((there[tried] > 0).mean()))
         there = np.where(tried, there, 0)
-        best = self._best(*self._worth(states, _ACCEPTANCE_HOPES), there, 1.0, _HOPES)
+        best = self._best(*self._worth(states, _ACCEPTANCE_HOPES), there, 1.0, _TRIAL_HOPES)
         return self._all_slots(there) if best is None else best.slots
 
     def _most_gain(self, states: Sequence[RequestState], limits: Array, there: Array) -> Array:

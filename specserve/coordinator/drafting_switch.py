@@ -14,13 +14,13 @@ _WINDOW, _OFF_WINDOW = 4, 16
 _CLEAR, _LOST = 1.05, 1.0
 """The gain over plain decoding from which on drafting is turned on, and below which it is turned off."""
 
-_OFF_SHARE, _ON_SHARE = 0.01, 0.02
+_OFF_SHARE, _ON_SHARE = 0.007, 0.02
 """Rounds that one round pays in: while drafting is off, so that it costs no more; while on, from what it gains."""
 
 _SAVED = 1.5
 """The most that there is in the account."""
 
-_LENT = 2.5
+_LENT = 6.0
 """The most that there is too little."""
 
 _APART, _NEW_APART = 24, 4
