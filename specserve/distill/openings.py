@@ -1,11 +1,14 @@
 """How user messages may begin, so that a target that writes its own prompts does not write about one thing only.
 
-A message is an opening, a subject where the opening leaves a place for one, and then whatever the target goes on with.
+A message is an opening, a subject where the opening leaves a place for one, and then whatever the target goes on with;
+or a whole question, to which it adds nothing. A small target's own messages are often nonsense, and its answers to
+nonsense are not what people get who ask it something.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 _FREE = ("", "", "", "", "I ", "Can you ", "How ", "What ", "Why ", "Please ", "Which ", "Is it ", "In ", "The ", "My ")
 
@@ -140,8 +143,129 @@ _TEXTS = (
 )
 
 
-def opening(noise: random.Random) -> str:
-    """The beginning of one user message; empty where the target is to begin by itself."""
-    group = noise.choices((_FREE, _ABOUT, _CODE, _TEXTS), weights=(2, 6, 2, 2))[0]
+_WHOLE = (
+    "What is {}?",
+    "What do you know about {}?",
+    "What can you tell me about {}?",
+    "Tell me something about {} that few people know.",
+    "Tell me three facts about {}.",
+    "Explain {} in two sentences.",
+    "Explain {} to a ten-year-old.",
+    "Explain why {} matters.",
+    "Why is {} important?",
+    "Why do so many people care about {}?",
+    "What are the pros and cons of {}?",
+    "What should I know about {}?",
+    "What should I never say about {}?",
+    "What do I need to get started with {}?",
+    "How would you describe {} to somebody who has never heard of it?",
+    "How has {} changed in the last hundred years?",
+    "How do I explain {} to my parents?",
+    "How do I choose a good book about {}?",
+    "Where can I learn more about {}?",
+    "Who should care about {}, and why?",
+    "When did people begin to think about {}?",
+    "Give me five ideas for a blog post about {}.",
+    "Give me a short summary of what is known about {}.",
+    "Give me a quiz of three questions about {}, with the answers.",
+    "List five words that have to do with {}.",
+    "List ten things that come to mind when you think of {}.",
+    "Write a short story about {}.",
+    "Write a poem of four lines about {}.",
+    "Write a haiku about {}.",
+    "Write a song about {}.",
+    "Write an e-mail to my teacher about {}.",
+    "Write a polite letter in which I complain about {}.",
+    "Write a text message to a friend about {}.",
+    "Write a speech of one minute about {}.",
+    "Write a slogan for a campaign about {}.",
+    "Write the first paragraph of a novel about {}.",
+    "Write a product description for something that has to do with {}.",
+    "Write a Python program that prints a fact about {}.",
+    "Make a table with three columns about {}.",
+    "Make up a riddle about {}.",
+    "Suggest three names for a club that is about {}.",
+    "Suggest a film about {}.",
+    "I am bored. Tell me about {}.",
+    "I have to give a talk on {} tomorrow. How do I begin?",
+    "I do not understand {}. Can you help me?",
+    "My daughter asked me about {}. What can I answer?",
+    "My friend thinks that {} is boring. What can I say?",
+    "Can you help me with {}?",
+    "Can you give me some advice about {}?",
+    "Is it worth my time to learn about {}?",
+    "Is there anything dangerous about {}?",
+    "What is the best thing about {}?",
+    "What is the biggest problem with {}?",
+    "What would the world be like without {}?",
+    "What do {} and music have in common?",
+    "Do you like {}?",
+)
+_PLAIN = (
+    "Hello!", "Hi, how are you?", "Who are you?", "What can you do?", "Good morning. What should I do today?",
+    "What should I cook for dinner tonight?", "What is the capital of France?", "What is the capital of Australia?",
+    "How many days are there in a year?", "What is 12 times 12?", "What is the largest planet?",
+    "Who wrote Romeo and Juliet?", "Why is the sky blue?", "Why is the sea salty?", "How do aeroplanes fly?",
+    "How do I boil an egg?", "How do I tie a tie?", "How do I change a flat tyre?", "How do I fall asleep faster?",
+    "How do I stop biting my nails?", "How do I remove a stain from a carpet?", "How can I save money every month?",
+    "How can I learn to draw?", "How can I make new friends in a new town?", "How can I be more productive?",
+    "How do I write a good CV?", "How do I prepare for an exam?", "How do I say no politely?",
+    "How do I ask my boss for a raise?", "How do I train my dog to sit?", "How often should I water a cactus?",
+    "How much water should I drink every day?", "What is a healthy breakfast?",
+    "What is the difference between a virus and a bacterium?", "What is the difference between a frog and a toad?",
+    "What causes rain?", "What causes thunder?", "What happens when I sleep?", "Is coffee bad for me?",
+    "Is it safe to eat raw fish?", "Should I buy or rent a flat?", "Should I learn Python or Java first?",
+    "Which language is the easiest to learn?", "Which musical instrument should I learn?",
+    "Where should I go on holiday in May?", "Plan a weekend in Rome for two people.",
+    "Plan a birthday party for a child of seven.", "Plan a week of simple meals.", "Give me a recipe for pancakes.",
+    "Give me a recipe for vegetable soup.", "Give me three tips for better sleep.",
+    "Give me five tips for a job interview.", "Give me an idea for a short film.", "Tell me a joke.",
+    "Tell me a story about a fox.", "Tell me a bedtime story.", "Tell me about the Roman Empire.",
+    "Write a poem about the rain.", "Write a birthday card for my sister.", "Write a thank-you note to my neighbour.",
+    "Write an out-of-office message.", "Write a short cover letter for a job as a waiter.",
+    "Translate 'good night' to Spanish.", "Translate 'Where is the station?' to French.",
+    "Correct this sentence: He go to school yesterday.", "Correct this sentence: Their going to the beach tomorow.",
+    "Use the word 'curious' in a sentence.", "What is another word for 'happy'?", "What rhymes with 'moon'?",
+    "What does 'break the ice' mean?", "Name five animals that live in the sea.",
+    "Name three countries in South America.", "List the planets of the solar system.", "List the months of the year.",
+    "Count from one to twenty.", "If I have three apples and eat one, how many are left?",
+    "A train leaves at nine and takes two hours. When does it arrive?",
+    "What is the area of a circle with a radius of 3?", "Solve x + 5 = 12.", "What is a prime number?",
+    "What is an adjective?", "What is a metaphor?", "What is inflation?", "What is a black hole?", "What is DNA?",
+    "What is the internet?", "What is an algorithm?", "What is a variable in programming?", "What is a database?",
+    "What is a recursive function?", "What is a list comprehension?",
+    "Write a Python function that adds two numbers.", "Write a Python function that reverses a string.",
+    "Write a Python function that finds the largest number in a list.",
+    "Write a Python function that checks if a number is prime.",
+    "Write a Python function that counts the words in a text.",
+    "Write a Python function that removes duplicates from a list.",
+    "Write a Python function that computes the factorial of a number.", "Write a Python class for a bank account.",
+    "Write a loop in JavaScript that prints the numbers from 1 to 10.",
+    "Write an SQL query that counts the rows of a table.", "Write a regular expression for an e-mail address.",
+    "Write an HTML page with a heading and a list.", "How do I read a file in Python?",
+    "How do I sort a dictionary by value in Python?", "How do I install a Python package?",
+    "What is the difference between a list and a tuple?",
+    "What does this code print?\n\nfor i in range(3):\n    print(i * i)",
+    "Write a docstring for this function:\n\ndef area(width, height):\n    return width * height",
+    "Find the bug:\n\ndef mean(values):\n    return sum(values) / len(value)",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of one user message; empty where the target is to begin by itself.
+
+    whole: it is the message, to which nothing is added.
+    """
+
+    text: str
+    whole: bool
+
+
+def opening(noise: random.Random) -> Opening:
+    """How one user message begins."""
+    groups = (_FREE, _ABOUT, _CODE, _TEXTS, _WHOLE, _PLAIN)
+    group = noise.choices(groups, weights=(2, 6, 2, 2, 12, 2))[0]
     chosen = noise.choice(group)
-    return chosen.format(noise.choice(_SUBJECTS)) if group is _ABOUT else chosen
+    text = chosen.format(noise.choice(_SUBJECTS)) if group in (_ABOUT, _WHOLE) else chosen
+    return Opening(text, whole=group in (_WHOLE, _PLAIN))

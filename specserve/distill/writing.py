@@ -27,6 +27,7 @@ OPENING_TOKENS = 48  # at most
 MESSAGE_TOKENS = (6, 12, 24, 64)  # behind its opening, a user message ends with the sentence that reaches one of these
 SENTENCE_TOKENS = 32  # such a sentence is cut here
 ANSWER_TOKENS = 128
+REPEATED_TOKENS = 16  # an answer ends where it says so many again
 
 _BINS = 256
 
@@ -105,10 +106,15 @@ class Writer:
     def _new_row(self, *, whole: bool) -> _Row:
         """A row whose head is fed anew, or but for its last token taken as already there."""
         head = self._turn.head
-        start = self._tokenize(opening(self._noise))[:OPENING_TOKENS]
+        chosen = opening(self._noise)
+        start = self._tokenize(chosen.text)[:OPENING_TOKENS]
         end = len(head) + len(start) + self._noise.choice(MESSAGE_TOKENS)
         tokens, forced = ([head[0]], head[1:] + start) if whole else (list(head), list(start))
-        return _Row(tokens, forced, end, self._noise.choice(TEMPERATURES))
+        row = _Row(tokens, forced, end, self._noise.choice(TEMPERATURES))
+        if chosen.whole:
+            row.forced += self._turn.tail
+            row.answer = len(head) + len(start) + len(self._turn.tail)
+        return row
 
     def _draw(self, logits: torch.Tensor) -> list[int]:
         greedy = logits.argmax(-1)
@@ -131,12 +137,21 @@ class Writer:
             row.forced = row.forced[1:]
             return False
         row.tokens.append(drawn)
-        return bool(row.answer) and (drawn in self._turn.ends or len(row.tokens) >= row.answer + ANSWER_TOKENS)
+        return bool(row.answer) and (drawn in self._turn.ends or _is_over(row.tokens[row.answer :]))
 
     def _ends_message(self, row: _Row, drawn: int) -> bool:
         beyond = len(row.tokens) + 1 - row.message_end
         closed = beyond >= 0 and drawn in self._turn.closing
         return drawn in self._turn.ends or closed or beyond >= SENTENCE_TOKENS
+
+
+def _is_over(answer: list[int]) -> bool:
+    """Whether it is as long as answers get, or says again what it said: a small target goes in circles from there."""
+    if len(answer) >= ANSWER_TOKENS:
+        return True
+    last = answer[-REPEATED_TOKENS:]
+    firsts = range(len(answer) - REPEATED_TOKENS)
+    return any(answer[first] == last[0] and answer[first : first + REPEATED_TOKENS] == last for first in firsts)
 
 
 def _by_bins(dist: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

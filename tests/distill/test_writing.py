@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import islice
 
 import pytest
@@ -11,8 +12,11 @@ from tiny_models import tiny_llama
 from tiny_tokenizer import write_folder
 from transformers import AutoTokenizer
 
+from specserve.bench.held_out import PROMPTS
+from specserve.bench.prompts import CHATS
 from specserve.config import ModelConfig
 from specserve.distill import corpus, reading, writing
+from specserve.distill.openings import Opening, opening
 from specserve.errors import ConfigError
 from specserve.models import loading
 
@@ -86,6 +90,39 @@ def test_messages_end_where_a_sentence_does(written, target):
     tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
     ends = [tokenizer(text, add_special_tokens=False)["input_ids"][-1] for text in ("the end.", "why?", "so!", "so")]
     assert [token in turn.closing for token in ends] == [True, True, True, False]
+
+
+def test_a_whole_question_gets_its_answer_at_once(configured, target, monkeypatch):
+    """Nothing is added to it, whatever the target would go on with; other messages are longer than their opening."""
+    turn = writing.Turn.of(target)
+    tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
+    for whole in (True, False):
+        monkeypatch.setattr(writing, "opening", lambda noise, whole=whole: Opening("a b a", whole))
+        ids = tokenizer("a b a", add_special_tokens=False)["input_ids"]
+        for example in islice(writing.Writer(configured, rows=3, seed=1).examples(), 6):
+            message = example.tokens[example.start : example.answer - len(turn.tail)].tolist()
+            assert message[: len(ids)] == ids
+            assert (message == ids) == whole
+
+
+def test_an_answer_ends_where_it_says_again_what_it_said():
+    """As many tokens as `REPEATED_TOKENS`, in the same order; and where it is as long as answers get."""
+    said = list(range(writing.REPEATED_TOKENS))
+    assert writing._is_over([*said, 99, *said])
+    assert writing._is_over([7] * (writing.REPEATED_TOKENS + 1))
+    assert not writing._is_over([*said, 99, *said[:-1]])
+    assert not writing._is_over([*said, 99, *said[1:], 98])
+    assert not writing._is_over(list(range(writing.ANSWER_TOKENS - 1)))
+    assert writing._is_over(list(range(writing.ANSWER_TOKENS)))
+
+
+def test_no_opening_is_a_prompt_that_drafts_are_measured_on():
+    """Those of `bench speculators` and of `bench compare` are held out."""
+    measured = {*CHATS, *(prompt for kind in PROMPTS.values() for prompt in kind)}
+    draw = random.Random(1)
+    texts = {opening(draw).text for _ in range(60_000)} - {""}
+    assert len(texts) > 8_000
+    assert not texts & measured
 
 
 def test_the_same_seed_writes_the_same_texts(configured, written):
