@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 Role = Literal["target", "draft"]
 
+_TOLD = 600
+"""Characters of what an unexpected error says that are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -107,6 +110,9 @@ def _guarded(topic: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Find
         yield from look()
     except SpecserveError as error:
         yield Finding(topic, error.message, problem=True)
+    except (OSError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        # Files that cannot be read, or hold what nobody expects.
+        yield Finding(topic, f"{type(error).__name__}: {error}"[:_TOLD], problem=True)
 
 
 def _settings(config: Config) -> Finding:

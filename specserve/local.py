@@ -25,6 +25,7 @@ from reprlib import repr as shortened
 from types import TracebackType
 from typing import Any, Self, TypeGuard
 
+import numpy as np
 from pydantic import ValidationError
 
 from specserve import __version__, drafting, model_sampling
@@ -202,7 +203,7 @@ class LocalEngine:
         max_tokens: int = 64,
         sampling: Sampling | None = None,
         seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         depth: int | None = None,
         ignore_eos: bool = False,
         structured: Structured | None = None,
@@ -212,6 +213,7 @@ class LocalEngine:
         A text alone, or the ids of one prompt, are a list of one, as over HTTP. Raises a SpecserveError; what it is
         that HTTP answers with a 400 is refused here in the same words.
         """
+        max_tokens, seed, depth, ignore_eos = map(_plain, (max_tokens, seed, depth, ignore_eos))
         _check_options(max_tokens, sampling, seed, depth, ignore_eos, structured)
         requests = [
             Request(
@@ -418,7 +420,7 @@ def _prompt(given: object, what: str) -> str | tuple[int, ...]:
 
 def _stops(given: object) -> tuple[str, ...]:
     """Texts, or whatever else these are; the engine takes no others. Raises InvalidField."""
-    stops = [given] if isinstance(given, str) else _listed(given)
+    stops = [] if given is None else [given] if isinstance(given, str) else _listed(given)
     if stops is None:
         raise InvalidField(f"stop: must be a text or a list of texts, found {shortened(given)}", param="stop")
     return tuple(stops)
@@ -456,6 +458,11 @@ def _check_options(
             raise InvalidField(
                 f"{name}: must be a {kind.__name__}, as in {name}={example}, found {shortened(value)}", param=name
             )
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and truth values of numpy and the like as Python's own, which are all that a schema knows."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _work_at_once(config: Config, parts: Parts) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as shortened
 from typing import Any
 
@@ -39,7 +39,9 @@ def conversation_of(given: object, *, takes_calls: bool) -> list[dict[str, Any]]
 
     Raises InvalidField for what is no conversation, and for the rest as `messages_of` does.
     """
-    plain = list(given) if isinstance(given, tuple) else given
+    plain: object = given
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        plain = list(given)
     try:
         body = Conversation.model_validate({"messages": plain})
     except ValidationError as error:

@@ -6,6 +6,8 @@ Names of files, config.json and headers of weights are read, and nothing is buil
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,11 +16,15 @@ from specserve.cluster.https import check_certificate
 from specserve.cluster.local_ray import logical_cpus
 from specserve.cluster.placement import Placement, has_draft_worker, plan, plan_shared, shares_draft
 from specserve.config import DEMO_HEAD, Config, ModelConfig
+from specserve.errors import ConfigError, SpecserveError
 from specserve.models import _servable, loading
 from specserve.models.loading import Role
 from specserve.verification import judges_of
 
 log = logging.getLogger(__name__)
+
+_SHOWN, _TOLD = 200, 600
+"""Characters of a name, and of what is said of it, at most."""
 
 
 def check_config(config: Config, *, models_here: bool) -> None:
@@ -51,17 +57,36 @@ def _check_models(config: Config) -> None:
     if has_draft_worker(config):
         models["draft"] = config.draft_model
     for model in models.values():
-        loading.check_source(model)
-        loading.device_of(model)
-    _check_beside(config)
+        with _reading(model):
+            loading.check_source(model)
+            loading.device_of(model)
+    with _reading(config.target):
+        _check_beside(config)
     for role, model in models.items():
-        is_head = model.source == DEMO_HEAD
-        # Conversions may take long: that is the workers' task.
-        if not loading.is_converted(model):
-            folder = loading.prepare(model, log.info, role=role)
-            is_head = _servable.backend_for(role, model, folder) == loading.HEAD
-        if role == "draft":
-            drafting.check_model(config.draft, is_head=is_head)
+        with _reading(model):
+            _check_model(config, role, model)
+
+
+def _check_model(config: Config, role: Role, model: ModelConfig) -> None:
+    is_head = model.source == DEMO_HEAD
+    # Conversions may take long: that is the workers' task.
+    if not loading.is_converted(model):
+        folder = loading.prepare(model, log.info, role=role)
+        is_head = _servable.backend_for(role, model, folder) == loading.HEAD
+    if role == "draft":
+        drafting.check_model(config.draft, is_head=is_head)
+
+
+@contextmanager
+def _reading(model: ModelConfig) -> Iterator[None]:
+    """What files that cannot be read, or hold what nobody expects, make of their reader is an error of the setting."""
+    try:
+        yield
+    except SpecserveError:
+        raise
+    except (OSError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        shown = model.source if len(model.source) <= _SHOWN else f"{model.source[:_SHOWN]}…"
+        raise ConfigError(f"model {shown!r} cannot be read: {type(error).__name__}: {error}"[:_TOLD]) from error
 
 
 def _check_beside(config: Config) -> None:

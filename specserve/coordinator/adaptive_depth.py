@@ -56,9 +56,6 @@ _CHANGED_WEIGHT, _CHANGING = 1 / 16, 0.4
 """Of one round in the share of those with other requests than the round before; and the share up to which nothing is
 learned from them, as they pay for coming and going. Where most rounds do, all are learned from."""
 
-_SLOWEST = 3.0
-"""Plain rounds that a round counts for at most, in what a trial lost: to be late is no fault of the drafts."""
-
 
 class DraftTiming(Enum):
     """When drafts are made, and so what they cost."""
@@ -281,7 +278,10 @@ class AdaptiveDepth:
         step = self._costs.step_seconds()
         if self._switch.on and self._switch.active and step is not None:
             drafting_s = self._costs.pace * levels * float(step(np.full((max(1, levels), 1), made))[-1, 0])
-            self._reading.observe_draft(min(stats.draft_busy_s, stats.wall_s) - drafting_s, stats.prefill_tokens)
+            waited_s = min(stats.draft_busy_s, stats.wall_s)
+            # To read takes a draft no longer than the target takes for the rest; a draft that hangs does not read.
+            beyond_s = min(waited_s - drafting_s, stats.wall_s - waited_s)
+            self._reading.observe_draft(beyond_s, stats.prefill_tokens)
 
     def _count_changed(self, rows: set[RowId]) -> bool:
         """Whether a round is one that nothing is learned from, because its requests are not those of the last."""
@@ -324,7 +324,7 @@ class AdaptiveDepth:
         if levels and not self._was_warm and self._timing is DraftTiming.WAITED:
             cost *= 1 + _COLD
         made = tokens / stats.rows / (max(1.0, self._gain) if self._switch.on else 1.0)
-        self._switch.charge(min(_SLOWEST, cost / plain_s) - made)
+        self._switch.charge(cost / plain_s - made)
 
     def _cost(self, stats: RoundStats, levels: int) -> float:
         """What a round of decode rows is held to cost, its drafts included; 0 while nothing is known."""

@@ -12,12 +12,14 @@ from specserve.errors import ContextLengthExceeded, InvalidField
 from specserve.types import Request, Sampling, WorkerInfo
 
 MAX_LOGPROBS = 20
+_MOST_INT32 = 2**31 - 1
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 100.0
 
 
 def check_request(request: Request, engine: EngineConfig, target: WorkerInfo) -> None:
     """Raise a RequestError when this request can never be served here."""
+    _check_counts(request)
     length, context = len(request.prompt), target.context_length
     if length < 1:
         raise InvalidField("the prompt has no tokens; send at least one", param="prompt")
@@ -70,6 +72,22 @@ def _check_answer(request: Request, context: int) -> None:
         )
 
 
+def _check_counts(request: Request) -> None:
+    """Whole numbers, as Python itself checks no types: a fraction would end a worker's round, or the coordinator."""
+    counts: dict[str, object] = {
+        "max_tokens": request.max_tokens,
+        "speculation.depth": request.depth,
+        "seed": request.seed,
+        "logprobs": request.logprobs,
+        "prompt_logprobs": request.prompt_logprobs,
+    }
+    for name, count in counts.items():
+        if count is not None and not _all_are(Integral, (count,)):
+            raise InvalidField(f"{name} must be a whole number, found {shortened(count)}", param=name)
+    if not all(_all_are(Integral, part) for part in (request.prompt, request.answer)):
+        raise InvalidField("prompts must hold whole numbers, the ids of their tokens", param="prompt")
+
+
 def _check_stops(stops: Sequence[object]) -> None:
     if not all(isinstance(text, str) for text in stops):
         raise InvalidField(f"stop must hold texts, found {shortened(stops)}", param="stop")
@@ -98,6 +116,8 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
         value = getattr(sampling, name)
         if not _all_are(Integral, (value,)):
             raise InvalidField(f"{name} must be a whole number, found {shortened(value)}", param=name)
+    if sampling.top_k > _MOST_INT32:
+        raise InvalidField(f"top_k must be at most {_MOST_INT32}, found {sampling.top_k}", param="top_k")
     if sampling.top_p <= 0:
         raise InvalidField(f"top_p must be above 0, found {sampling.top_p}; 1 switches it off", param="top_p")
     _check_lists(sampling)

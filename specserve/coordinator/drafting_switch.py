@@ -26,6 +26,10 @@ _LENT = 6.0
 _APART, _NEW_APART = 24, 4
 """Rounds between two trials, at least, and where a request came meanwhile."""
 
+_PLAIN_APART = 64
+"""Rounds with drafts after which plain ones are tried even with an empty account: what trials of sizes took from it
+must not keep drafting on where it loses."""
+
 _WAKE = 1
 """Rounds after a trial that are charged to it."""
 
@@ -91,7 +95,8 @@ class DraftingSwitch:
         new: there is something new, so that the last trial says less.
         """
         apart = self._since_trial >= (_NEW_APART if new else _APART)
-        if self.trial_left or not (wanted and apart and self.may_lose):
+        paid = self.may_lose or (self.on and self._since_trial >= _PLAIN_APART)
+        if self.trial_left or not (wanted and apart and paid):
             return False
         self.trial_left = _PLAIN_TRIAL if self.on else self._trial_rounds
         return True

@@ -7,7 +7,7 @@ here, whatever the reason.
 
 from __future__ import annotations
 
-_WEIGHT = 0.03
+_WEIGHT = 0.06
 """Of one round in a mean, once there were many."""
 
 _PRIOR = 8

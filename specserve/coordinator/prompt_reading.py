@@ -9,6 +9,9 @@ from __future__ import annotations
 _KEPT = 0.995
 """Of each sum, from round to round."""
 
+_FORGOTTEN = 0.998
+"""Of what reading took, from round to round without drafts: what was measured in a bad hour must not last."""
+
 _LEAST_TOKENS = 200
 """Prompt tokens that were read before what one takes is believed."""
 
@@ -24,10 +27,11 @@ class PromptReading:
         """A round took so long and fed the target so much of prompts."""
         self._seconds = _KEPT * self._seconds + seconds
         self._tokens = _KEPT * self._tokens + prompt_tokens
+        self._read_s *= _FORGOTTEN
 
     def observe_draft(self, beyond_s: float, prompt_tokens: int) -> None:
         """While drafting, a round waited for its drafts so much longer than drafts of their size take."""
-        self._read_s = _KEPT * self._read_s + beyond_s
+        self._read_s = _KEPT / _FORGOTTEN * self._read_s + beyond_s
         self._read_tokens = _KEPT * self._read_tokens + prompt_tokens
 
     @property

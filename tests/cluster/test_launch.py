@@ -159,6 +159,23 @@ def test_models_of_a_given_cluster_may_be_elsewhere(settings):
     launch.check_config(configs.parse(configs.override({}, settings)), models_here=False)
 
 
+@pytest.mark.parametrize("text", ['{"architectures": 5, "model_type": "llama"}', "[" * 100_000, '{"hidden_size": []}'])
+def test_what_nobody_expects_in_a_config_is_an_error_of_the_setting(text, tmp_path):
+    """Not one of Python, and told with the folder."""
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    save_file({"model.norm.weight": torch.zeros(8)}, tmp_path / "model.safetensors")
+    config = configs.parse(configs.override({}, {"target.source": str(tmp_path)}))
+    with pytest.raises(ConfigError, match=tmp_path.name):
+        launch.check_config(config, models_here=True)
+
+
+@pytest.mark.parametrize("source", ["~no-such-user-here/model", "x" * 5000])
+def test_a_name_that_no_system_takes_is_an_error_of_the_setting(source):
+    """Likewise."""
+    with pytest.raises(ConfigError, match=r"cannot be read|no such"):
+        launch.check_config(configs.parse(configs.override({}, {"target.source": source})), models_here=True)
+
+
 def test_a_draft_that_is_never_used_is_not_looked_at():
     """It need not be there."""
     unused = configs.parse(configs.override({}, {"draft.model.source": "/no/such/model", "engine.depth": 0}))

@@ -34,10 +34,23 @@ def test_the_share_of_reading_is_what_a_token_takes_by_how_many_come():
     for _ in range(10):
         reading.observe(0.050, 40)
         reading.observe_draft(0.004, 40)
-    assert reading.share == pytest.approx(0.08)
+    assert reading.share == pytest.approx(0.08, rel=0.01)
     for _ in range(2000):
         reading.observe(0.050, 0)
     assert reading.share < 0.001
+
+
+def test_what_reading_took_in_a_bad_hour_does_not_last():
+    """A tenth of what it was after some thousand rounds without drafts, though as many prompts come."""
+    reading = PromptReading()
+    for _ in range(10):
+        reading.observe(0.050, 40)
+        reading.observe_draft(0.020, 40)
+    before = reading.share
+    for _ in range(1200):
+        reading.observe(0.050, 40)
+    assert before == pytest.approx(0.4, rel=0.01)
+    assert reading.share < 0.1 * before
 
 
 def test_nothing_is_held_of_reading_before_enough_was_read():

@@ -186,3 +186,31 @@ def test_what_is_imported_when_it_is_used_is_seen_before() -> None:
     """By who looks around; what `__all__` promises is there."""
     assert set(specserve.__all__) <= set(dir(specserve))
     assert specserve.LocalEngine is LocalEngine
+
+
+def test_numbers_of_numpy_are_numbers(engine) -> None:
+    """As are no stop texts, and messages that are made on the way."""
+    plain = tokens(engine.generate(["once"], max_tokens=4, seed=3, depth=1))
+    like = {"max_tokens": np.int64(4), "seed": np.int64(3), "depth": np.int32(1), "ignore_eos": np.bool_(False)}
+    assert tokens(engine.generate(["once"], stop=None, **like)) == plain
+    assert engine.chat((turn for turn in HELLO), max_tokens=2).tokens == engine.chat(HELLO, max_tokens=2).tokens
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"max_tokens": 3.5}, "max_tokens"),
+        ({"depth": 1.0}, "speculation.depth"),
+        ({"seed": "7"}, "seed"),
+        ({"logprobs": "a"}, "logprobs"),
+        ({"prompt": (1, 2.0)}, "prompt"),
+        ({"sampling": Sampling(top_k=2**63)}, "top_k"),
+    ],
+)
+def test_a_request_of_wrong_types_is_refused_and_harms_nobody(engine, wrong, named) -> None:
+    """The coordinator would end by a fraction; the engine answers as before."""
+    fields = {"prompt": (1, 2), "max_tokens": 2, "sampling": Sampling(temperature=0.0)} | wrong
+    with pytest.raises(InvalidField) as refused:
+        engine.complete([Request(RequestId("wrong"), **fields)])
+    assert refused.value.param == named
+    assert engine.generate(["once"], max_tokens=2)[0].tokens
