@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from specserve import drafting, folders, model_sampling, tracing
 from specserve.config import Config, ModelConfig, changed_settings
 from specserve.coordinator import limits
-from specserve.errors import SpecserveError
+from specserve.errors import UNREADABLE, SpecserveError, described
 from specserve.models import _memory_plan
 from specserve.models._memory_plan import told
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from specserve.models._step_shapes import StepShape
 
 Role = Literal["target", "draft"]
-
-_TOLD = 600
-"""Characters of what an unexpected error says that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +107,8 @@ def _guarded(topic: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Find
         yield from look()
     except SpecserveError as error:
         yield Finding(topic, error.message, problem=True)
-    except (OSError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        # Files that cannot be read, or hold what nobody expects.
-        yield Finding(topic, f"{type(error).__name__}: {error}"[:_TOLD], problem=True)
+    except UNREADABLE as error:
+        yield Finding(topic, described(error), problem=True)
 
 
 def _settings(config: Config) -> Finding:

@@ -223,3 +223,14 @@ class PoolError(SpecserveError):
     """A pool was asked for something impossible: freeing what is not held, or a bad reference count."""
 
     code = "pool_error"
+
+
+UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""What Python and libraries raise over files that cannot be read, or hold what nobody expects."""
+
+_TOLD = 600
+
+
+def described(error: Exception) -> str:
+    """Such an error for people: its kind and what it says, at most 600 characters."""
+    return f"{type(error).__name__}: {error}"[:_TOLD]

@@ -16,15 +16,15 @@ from specserve.cluster.https import check_certificate
 from specserve.cluster.local_ray import logical_cpus
 from specserve.cluster.placement import Placement, has_draft_worker, plan, plan_shared, shares_draft
 from specserve.config import DEMO_HEAD, Config, ModelConfig
-from specserve.errors import ConfigError, SpecserveError
+from specserve.errors import UNREADABLE, ConfigError, SpecserveError, described
 from specserve.models import _servable, loading
 from specserve.models.loading import Role
 from specserve.verification import judges_of
 
 log = logging.getLogger(__name__)
 
-_SHOWN, _TOLD = 200, 600
-"""Characters of a name, and of what is said of it, at most."""
+_SHOWN = 200
+"""Characters of a name, at most."""
 
 
 def check_config(config: Config, *, models_here: bool) -> None:
@@ -84,9 +84,9 @@ def _reading(model: ModelConfig) -> Iterator[None]:
         yield
     except SpecserveError:
         raise
-    except (OSError, RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except UNREADABLE as error:
         shown = model.source if len(model.source) <= _SHOWN else f"{model.source[:_SHOWN]}…"
-        raise ConfigError(f"model {shown!r} cannot be read: {type(error).__name__}: {error}"[:_TOLD]) from error
+        raise ConfigError(f"model {shown!r} cannot be read: {described(error)}") from error
 
 
 def _check_beside(config: Config) -> None:

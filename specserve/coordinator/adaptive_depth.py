@@ -258,14 +258,13 @@ class AdaptiveDepth:
         if offers:
             self._acceptance.observe(offers, self._since_offer)
             self._since_offer = 0
+        nodes = sum(each.nodes for each in offers)
         planned = sum(self._slots.get(each.row, 0) for each in checked)
         if planned and self._timing is not DraftTiming.AHEAD:
-            self._count_delivered(sum(each.nodes for each in offers) / planned)
+            self._count_delivered(nodes / planned)
         deepest = max((each.offered for each in checked), default=0)
         if self._timing is DraftTiming.WAITED:
-            self._observe_reading(
-                stats, deepest, max(len(checked), sum(each.nodes for each in offers) / (deepest or 1))
-            )
+            self._observe_reading(stats, deepest, max(len(checked), nodes / (deepest or 1)))
         changed = self._count_changed({each.row for each in checked})
         if checked and not stats.prefill_tokens:
             self._observe_costs(stats, deepest, changed)
@@ -275,9 +274,9 @@ class AdaptiveDepth:
     def _observe_reading(self, stats: RoundStats, levels: int, made: float) -> None:
         """made: tokens of each level."""
         self._reading.observe(stats.wall_s, stats.prefill_tokens)
-        step = self._costs.step_seconds()
-        if self._switch.on and self._switch.active and step is not None:
-            drafting_s = self._costs.pace * levels * float(step(np.full((max(1, levels), 1), made))[-1, 0])
+        drafting = self._costs.drafting(levels, made)
+        if self._switch.on and self._switch.active and drafting is not None:
+            drafting_s = self._costs.pace * drafting
             waited_s = min(stats.draft_busy_s, stats.wall_s)
             # To read takes a draft no longer than the target takes for the rest; a draft that hangs does not read.
             beyond_s = min(waited_s - drafting_s, stats.wall_s - waited_s)
@@ -333,10 +332,7 @@ class AdaptiveDepth:
         if not levels or not plain_s:
             return plain_s
         cost = float(costs.seconds(rows, np.array([0.0, slots]))[1])
-        step = costs.step_seconds()
-        if step is not None:
-            cost += levels * float(step(np.full((levels, 1), max(rows, slots / levels)))[-1, 0])
-        return cost
+        return cost + (costs.drafting(levels, max(rows, slots / levels)) or 0.0)
 
 
 def policy_of(config: EngineConfig, timing: DraftTiming, target_context: int, draft_context: int | None) -> DepthPolicy:

@@ -1,7 +1,7 @@
 """Whether drafts are made at all: on or off, with trials of the other state now and then.
 
 A trial loses what its rounds take more than those of the state that it interrupts. All trials share an account: each
-round pays a hundredth of a round in, or two, each trial takes out what it lost, and none begins below zero. So what
+round pays a small part of a round in, each trial takes out what it lost, and none begins below zero. So what
 loses little, because it is close to even, is tried often. (A bandit with switching costs, as Nightjar, 2025, has it,
 with two arms.)
 """

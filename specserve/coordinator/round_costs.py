@@ -287,6 +287,13 @@ class RoundCosts:
 
         return costs
 
+    def drafting(self, levels: int, tokens: float) -> float | None:
+        """The cost of so many levels of drafts, of `tokens` each; None where nobody waits for drafts."""
+        step = self.step_seconds()
+        if step is None:
+            return None
+        return levels * float(step(np.full((max(1, levels), 1), tokens))[-1, 0])
+
     def _step_fit(self, levels: int) -> tuple[list[float], list[float]]:
         """Tokens that a step makes where so many levels are drafted, and what it costs."""
         if levels not in self._step_fits:
