@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from specserve.distill import questions
+
 _FREE = ("", "", "", "", "I ", "Can you ", "How ", "What ", "Why ", "Please ", "Which ", "Is it ", "In ", "The ", "My ")
 
 _ABOUT = (
@@ -264,8 +266,10 @@ class Opening:
 
 def opening(noise: random.Random) -> Opening:
     """How one user message begins."""
-    groups = (_FREE, _ABOUT, _CODE, _TEXTS, _WHOLE, _PLAIN)
-    group = noise.choices(groups, weights=(2, 6, 2, 2, 12, 2))[0]
+    groups = (_FREE, _ABOUT, _CODE, _TEXTS, _WHOLE, _PLAIN, ())
+    group = noise.choices(groups, weights=(1, 4, 2, 2, 6, 1, 24))[0]
+    if not group:
+        return Opening(questions.question(noise), whole=True)
     chosen = noise.choice(group)
     text = chosen.format(noise.choice(_SUBJECTS)) if group in (_ABOUT, _WHOLE) else chosen
     return Opening(text, whole=group in (_WHOLE, _PLAIN))

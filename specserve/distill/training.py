@@ -20,6 +20,7 @@ from specserve.distill import Progress, checkpoints, corpus
 from specserve.distill.corpus import Example
 from specserve.distill.loss import cross_entropies, logits_of
 from specserve.distill.measures import Acceptance
+from specserve.distill.optimiser import InputScaledAdamW
 from specserve.distill.students import Student
 from specserve.errors import ConfigError
 
@@ -27,6 +28,7 @@ _POOLED_SHARDS = 6
 _HELD_OUT_EVERY = 16
 _STAGE = "training"
 _MEASURED = 256  # held-out examples
+_SIZED_BY = 6  # batches that say how large inputs are
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,10 @@ def train(
 
     Every `measure_every` steps the student is measured on held-out answers, the run saved, and the best student kept.
     """
-    optimiser = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.95), weight_decay=schedule.weight_decay)
+    optimiser = InputScaledAdamW(student, weight_decay=schedule.weight_decay)
+    if not checkpoints.has_run(run_folder):
+        some = list(islice(batches(corpus_folder, schedule), _SIZED_BY))
+        optimiser.measure(lambda: [loss_of(student, head, batch, schedule) for batch in some])
     first, best = checkpoints.load_run(run_folder, student, optimiser)
     stream = islice(batches(corpus_folder, schedule), first, None)  # the batches that an unbroken run would see
     mean = 0.0

@@ -120,8 +120,9 @@ class Writer:
         greedy = logits.argmax(-1)
         temperatures = torch.tensor([row.temperature if row.answer else MESSAGE_TEMPERATURE for row in self._rows])
         warm = temperatures.nonzero().squeeze(1)
-        dist = torch.softmax(logits[warm] / temperatures[warm, None], -1)
-        greedy[warm] = _by_bins(dist, torch.rand(len(warm), generator=self._torch_noise))
+        if len(warm):
+            dist = torch.softmax(logits[warm] / temperatures[warm, None], -1)
+            greedy[warm] = _by_bins(dist, torch.rand(len(warm), generator=self._torch_noise))
         drawn: list[int] = greedy.tolist()
         return drawn
 

@@ -18,6 +18,7 @@ from tiny_models import tiny_llama
 from specserve.config import ModelConfig
 from specserve.distill import checkpoints, corpus, training
 from specserve.distill.heads import HeadStudent
+from specserve.distill.optimiser import InputScaledAdamW
 from specserve.distill.run import KINDS, Options, distill
 from specserve.distill.students import Origin
 from specserve.distill.training import Head, Schedule
@@ -199,7 +200,7 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(distilled, target, tmp
             training.train(student, head, texts, folder, schedule, Listener(patience))
         except KeyboardInterrupt:
             again = HeadStudent(target, READ[kind])
-            assert checkpoints.load_run(folder, again, torch.optim.AdamW(again.parameters()))[0] == 3
+            assert checkpoints.load_run(folder, again, InputScaledAdamW(again, weight_decay=0.0))[0] == 3
             training.train(HeadStudent(target, READ[kind]), head, texts, folder, schedule, Listener())
         results.append(checkpoints.load_best(folder))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])

@@ -15,6 +15,7 @@ from tiny_models import tiny_llama
 
 from specserve.config import ModelConfig
 from specserve.distill import checkpoints, corpus, training, vocabulary
+from specserve.distill.optimiser import InputScaledAdamW
 from specserve.distill.precision import quick_dtype
 from specserve.distill.run import Options, distill
 from specserve.distill.small import SmallStudent
@@ -177,7 +178,7 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(distilled, target, opt
 
 def fresh(target):
     student = SmallStudent(target, (0,))
-    return student, torch.optim.AdamW(student.parameters())
+    return student, InputScaledAdamW(student, weight_decay=0.0)
 
 
 def test_calling_again_does_nothing_twice(distilled, options):

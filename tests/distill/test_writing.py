@@ -191,3 +191,10 @@ def test_a_line_that_is_no_document_is_named(tmp_path, configured, line):
     file.write_text('{"text": "good"}\n' + line + "\n")
     with pytest.raises(ConfigError, match=r"bad\.jsonl, line 2"):
         reading.Reader(configured, file)
+
+
+def test_one_text_at_a_time_can_be_written(configured):
+    """With few rows there are steps in which every answer is greedy, or none is."""
+    alone = list(islice(writing.Writer(configured, rows=1, seed=3).examples(), 8))
+    assert {example.temperature > 0 for example in alone} == {True, False}
+    assert all(len(example.tokens) > example.answer for example in alone)
