@@ -132,25 +132,35 @@ INLINE int64_t width_of(const product *of, int64_t panel) {
     return left < PANEL ? left : PANEL;
 }
 
+/* A panel of one of several products. */
+typedef struct {
+    const product *of;
+    int64_t panel;
+} work;
+
 /* One panel's outputs of all rows: put into, or added to, rows of results that lie `apart`. */
-static void put_panel(const product *of, int64_t panel, const float *strips, strip_shape shape, float *to, int64_t apart) {
+static void put_panel(const product *of, int64_t panel, work next, const float *strips, strip_shape shape, float *to,
+                      int64_t apart) {
     float tile[STRIP][PANEL];
     const int64_t width = width_of(of, panel);
     to += panel * PANEL;
     for (int64_t strip = 0; strip < shape.strips; strip++) {
         const int64_t rows = rows_of(shape, strip);
-        panel_product(of, panel, strips + strip * shape.height * of->inputs, rows, tile);
+        panel_product(of, panel, strips + strip * shape.height * of->inputs, rows, tile,
+                      coming_with(of, panel, next.of, next.panel, strip, shape.strips));
         for (int64_t row = 0; row < rows; row++, to += apart) memcpy(to, tile[row], (size_t)width * sizeof(float));
     }
 }
 
-static void add_panel(const product *of, int64_t panel, const float *strips, strip_shape shape, float *to, int64_t apart) {
+static void add_panel(const product *of, int64_t panel, int64_t next, const float *strips, strip_shape shape, float *to,
+                      int64_t apart) {
     float tile[STRIP][PANEL];
     const int64_t width = width_of(of, panel);
     to += panel * PANEL;
     for (int64_t strip = 0; strip < shape.strips; strip++) {
         const int64_t rows = rows_of(shape, strip);
-        panel_product(of, panel, strips + strip * shape.height * of->inputs, rows, tile);
+        panel_product(of, panel, strips + strip * shape.height * of->inputs, rows, tile,
+                      coming_with(of, panel, of, next, strip, shape.strips));
         for (int64_t row = 0; row < rows; row++, to += apart) {
             for (int64_t i = 0; i < width; i++) to[i] += tile[row][i];
         }
@@ -158,13 +168,15 @@ static void add_panel(const product *of, int64_t panel, const float *strips, str
 }
 
 /* Gate and up of one panel: gate · sigmoid(gate) · up, into strips. */
-static void gate_panel(const decoder *model, const layer *at, int64_t panel, const room *in) {
+static void gate_panel(const decoder *model, const layer *at, int64_t panel, int64_t next, const room *in) {
     float gate[STRIP][PANEL], up[STRIP][PANEL];
-    const int64_t width = width_of(&at->gate, panel);
-    for (int64_t strip = 0; strip < in->shape.strips; strip++) {
+    const int64_t width = width_of(&at->gate, panel), strips = in->shape.strips;
+    for (int64_t strip = 0; strip < strips; strip++) {
         const int64_t rows = rows_of(in->shape, strip), first = strip * in->shape.height;
-        panel_product(&at->gate, panel, in->input + first * model->width, rows, gate);
-        panel_product(&at->up, panel, in->input + first * model->width, rows, up);
+        panel_product(&at->gate, panel, in->input + first * model->width, rows, gate,
+                      coming_with(&at->gate, panel, &at->gate, next, strip, strips));
+        panel_product(&at->up, panel, in->input + first * model->width, rows, up,
+                      coming_with(&at->up, panel, &at->up, next, strip, strips));
         float *to = in->inner + first * model->inner + panel * PANEL * rows;
         for (int64_t row = 0; row < rows; row++) {
             for (int part = 0; part < VECTORS; part++) {
@@ -365,19 +377,24 @@ static void run_layer(const decoder *model, int64_t index, const step *now, cons
             show_entering(model, now, in, index, token);
         }
     }
-    TOGETHER(phases + 1, piece, panels) {
-        int64_t panel = piece, column;
-        const product *of = piece_of(at, &panel, &column);
-        put_panel(of, panel, in->input, in->shape, in->heads + column, heads_width(model));
+    TOGETHER_KNOWING(phases + 1, piece, next, panels) {
+        int64_t panel = piece, after = next < panels ? next : 0, column, unused;
+        const product *of = piece_of(at, &panel, &column), *next_of = piece_of(at, &after, &unused);
+        const work coming = {next_of, next < panels ? after : INT64_MAX};
+        put_panel(of, panel, coming, in->input, in->shape, in->heads + column, heads_width(model));
     }
     TOGETHER(phases + 2, token, now->count) keep_token(model, at, now, in, token);
     attend(model, at, now, in, phases + 3);
-    TOGETHER(phases + 5, panel, panels_of(width)) add_panel(&at->output, panel, in->mixed, in->shape, in->hidden, width);
+    TOGETHER_KNOWING(phases + 5, panel, next, panels_of(width)) {
+        add_panel(&at->output, panel, next, in->mixed, in->shape, in->hidden, width);
+    }
     TOGETHER(phases + 6, strip, in->shape.strips) {
         OF_STRIP(token, in->shape, strip) norm_row(in, token, at->between, width, model->epsilon);
     }
-    TOGETHER(phases + 7, panel, panels_of(model->inner)) gate_panel(model, at, panel, in);
-    TOGETHER(phases + 8, panel, panels_of(width)) add_panel(&at->down, panel, in->inner, in->shape, in->hidden, width);
+    TOGETHER_KNOWING(phases + 7, panel, next, panels_of(model->inner)) gate_panel(model, at, panel, next, in);
+    TOGETHER_KNOWING(phases + 8, panel, next, panels_of(width)) {
+        add_panel(&at->down, panel, next, in->inner, in->shape, in->hidden, width);
+    }
 }
 
 static void begin(const decoder *model, const step *now, const room *in, phase *phases) {
@@ -385,8 +402,8 @@ static void begin(const decoder *model, const step *now, const room *in, phase *
         OF_STRIP(token, in->shape, strip) begin_token(model, now, in, token);
     }
     if (!model->entry.panels) return;
-    TOGETHER(phases + 1, panel, panels_of(model->width)) {
-        put_panel(&model->entry, panel, in->input, in->shape, in->hidden, model->width);
+    TOGETHER_KNOWING(phases + 1, panel, next, panels_of(model->width)) {
+        put_panel(&model->entry, panel, (work){&model->entry, next}, in->input, in->shape, in->hidden, model->width);
     }
 }
 
@@ -401,13 +418,15 @@ static void ready_for_head(const decoder *model, const step *now, const room *in
 }
 
 /* A panel of a head that speaks of some ids only. */
-static void scatter_panel(const decoder *model, const step *now, const room *in, int64_t panel) {
+static void scatter_panel(const decoder *model, const step *now, const room *in, int64_t panel, int64_t next) {
     float tile[STRIP][PANEL];
+    const int64_t strips = in->head_shape.strips;
     const int64_t *ids = model->head_ids + panel * PANEL;
     float *to = now->logits;
-    for (int64_t strip = 0; strip < in->head_shape.strips; strip++) {
+    for (int64_t strip = 0; strip < strips; strip++) {
         const int64_t rows = rows_of(in->head_shape, strip);
-        panel_product(&model->head, panel, in->head_input + strip * in->head_shape.height * model->width, rows, tile);
+        panel_product(&model->head, panel, in->head_input + strip * in->head_shape.height * model->width, rows, tile,
+                      coming_with(&model->head, panel, &model->head, next, strip, strips));
         for (int64_t row = 0; row < rows; row++, to += model->vocabulary) {
             for (int64_t i = 0; i < width_of(&model->head, panel); i++) to[ids[i]] = tile[row][i];
         }
@@ -422,9 +441,9 @@ static void end(const decoder *model, const step *now, const room *in, phase *ph
         }
     }
     TOGETHER(phases + 1, index, now->wanted) ready_for_head(model, now, in, index);
-    TOGETHER(phases + 2, panel, now->wanted ? panels_of(model->head.outputs) : 0) {
-        if (model->head_ids) scatter_panel(model, now, in, panel);
-        else put_panel(&model->head, panel, in->head_input, in->head_shape, now->logits, model->vocabulary);
+    TOGETHER_KNOWING(phases + 2, panel, next, now->wanted ? panels_of(model->head.outputs) : 0) {
+        if (model->head_ids) scatter_panel(model, now, in, panel, next);
+        else put_panel(&model->head, panel, (work){&model->head, next}, in->head_input, in->head_shape, now->logits, model->vocabulary);
     }
 }
 

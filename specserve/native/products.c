@@ -2,12 +2,10 @@
 
 #include "team.h"
 
-#define AHEAD 4096 /* bytes: far enough for memory to bring them in time while many rows are multiplied */
-
 /* The lines of one input's weights, into the second cache: the first is small, and holds the rows. */
-INLINE void bring(const void *weights, int64_t bytes) {
+INLINE void bring(const char *from, int64_t bytes) {
 #pragma GCC unroll 4
-    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch((const char *)weights + AHEAD + at, 0, 2);
+    for (int64_t at = 0; at < bytes; at += LINE) __builtin_prefetch(from + at, 0, 2);
 }
 
 INLINE void clear(int rows, lanes sums[STRIP][VECTORS]) {
@@ -35,12 +33,13 @@ INLINE void write_out(int rows, lanes sums[STRIP][VECTORS], float tile[STRIP][PA
     }
 }
 
-INLINE void multiply(int rows, const float *strip, const float *panel, int64_t inputs, float tile[STRIP][PANEL]) {
+INLINE void multiply(int rows, const float *strip, const float *panel, int64_t inputs, float tile[STRIP][PANEL],
+                     coming with) {
     lanes sums[STRIP][VECTORS];
     clear(rows, sums);
 #pragma GCC unroll 2
-    for (int64_t input = 0; input < inputs; input++, panel += PANEL, strip += rows) {
-        bring(panel, PANEL * (int64_t)sizeof(float));
+    for (int64_t input = 0; input < inputs; input++, panel += PANEL, strip += rows, with.from += with.step) {
+        bring(with.from, PANEL * (int64_t)sizeof(float));
         lanes weights[VECTORS];
 #pragma GCC unroll 4
         for (int part = 0; part < VECTORS; part++) weights[part] = read(panel + part * WIDTH);
@@ -49,12 +48,13 @@ INLINE void multiply(int rows, const float *strip, const float *panel, int64_t i
     write_out(rows, sums, tile);
 }
 
-INLINE void multiply_int8(int rows, const float *strip, const int8_t *panel, int64_t inputs, float tile[STRIP][PANEL]) {
+INLINE void multiply_int8(int rows, const float *strip, const int8_t *panel, int64_t inputs, float tile[STRIP][PANEL],
+                          coming with) {
     lanes sums[STRIP][VECTORS];
     clear(rows, sums);
 #pragma GCC unroll 4
-    for (int64_t input = 0; input < inputs; input++, panel += PANEL, strip += rows) {
-        bring(panel, PANEL);
+    for (int64_t input = 0; input < inputs; input++, panel += PANEL, strip += rows, with.from += with.step) {
+        bring(with.from, PANEL);
         lanes weights[VECTORS];
 #pragma GCC unroll 4
         for (int part = 0; part < VECTORS; part++) weights[part] = read_int8(panel + part * WIDTH);
@@ -65,11 +65,13 @@ INLINE void multiply_int8(int rows, const float *strip, const int8_t *panel, int
 
 /* Functions of their own for each number of rows, as each has its own registers. */
 #define MULTIPLY(rows)                                                                                               \
-    static void multiply_##rows(const float *strip, const void *panel, int64_t inputs, float tile[STRIP][PANEL]) {   \
-        multiply(rows, strip, panel, inputs, tile);                                                                  \
+    static void multiply_##rows(const float *strip, const void *panel, int64_t inputs, float tile[STRIP][PANEL],     \
+                                coming with) {                                                                       \
+        multiply(rows, strip, panel, inputs, tile, with);                                                            \
     }                                                                                                                \
-    static void multiply_int8_##rows(const float *strip, const void *panel, int64_t inputs, float tile[STRIP][PANEL]) { \
-        multiply_int8(rows, strip, panel, inputs, tile);                                                             \
+    static void multiply_int8_##rows(const float *strip, const void *panel, int64_t inputs, float tile[STRIP][PANEL], \
+                                     coming with) {                                                                  \
+        multiply_int8(rows, strip, panel, inputs, tile, with);                                                       \
     }
 MULTIPLY(1)
 MULTIPLY(2)
@@ -86,7 +88,7 @@ MULTIPLY(11)
 MULTIPLY(12)
 #endif
 
-typedef void multiplier(const float *, const void *, int64_t, float[STRIP][PANEL]);
+typedef void multiplier(const float *, const void *, int64_t, float[STRIP][PANEL], coming);
 
 #if STRIP > 6
 #define FOR_EACH_HEIGHT(name)                                                                                        \
@@ -98,13 +100,14 @@ typedef void multiplier(const float *, const void *, int64_t, float[STRIP][PANEL
 static multiplier *const multipliers[STRIP] = FOR_EACH_HEIGHT(multiply);
 static multiplier *const int8_multipliers[STRIP] = FOR_EACH_HEIGHT(multiply_int8);
 
-void panel_product(const product *of, int64_t panel, const float *strip, int64_t rows, float tile[STRIP][PANEL]) {
-    const int64_t at = panel * PANEL * of->inputs, first = panel * PANEL;
+void panel_product(const product *of, int64_t panel, const float *strip, int64_t rows, float tile[STRIP][PANEL],
+                   coming with) {
+    const int64_t first = panel * PANEL;
     const int64_t width = of->outputs - first < PANEL ? of->outputs - first : PANEL;
     if (!of->scales) {
-        multipliers[rows - 1](strip, (const float *)of->panels + at, of->inputs, tile);
+        multipliers[rows - 1](strip, panel_at(of, panel), of->inputs, tile, with);
     } else {
-        int8_multipliers[rows - 1](strip, (const int8_t *)of->panels + at, of->inputs, tile);
+        int8_multipliers[rows - 1](strip, panel_at(of, panel), of->inputs, tile, with);
         for (int64_t row = 0; row < rows; row++) {
             for (int64_t output = 0; output < width; output++) tile[row][output] *= of->scales[first + output];
         }
@@ -144,6 +147,17 @@ static void lay(const float *row, int64_t inputs, float *to, int64_t apart) {
     for (int64_t input = 0; input < inputs; input++) to[input * apart] = row[input];
 }
 
+/* Which of the parts a panel is of, counted from all of them to its own, and the column where that part begins. Past the
+ * end it is the last one, and so is the panel. */
+static const product *part_of(const product *parts, int64_t count, int64_t *panel, int64_t *column) {
+    int64_t part = 0;
+    for (; part + 1 < count && *panel >= panels_of(parts[part].outputs); part++) {
+        *panel -= panels_of(parts[part].outputs);
+        *column += parts[part].outputs;
+    }
+    return parts + part;
+}
+
 /* The products of rows [count, inputs] with `parts` weights, side by side in results [count, apart].
  * room: count · inputs floats, and 320 bytes for two phases. */
 void specserve_products(const product *parts, int64_t part_count, const float *rows, int64_t count, float *results,
@@ -164,18 +178,16 @@ void specserve_products(const product *parts, int64_t part_count, const float *r
                 lay(rows + row * inputs, inputs, to, between);
             }
         }
-        TOGETHER(phases + 1, piece, panels) {
-            const product *of = parts;
-            int64_t panel = piece;
-            float *to = results;
-            for (; panel >= panels_of(of->outputs); of++) {
-                panel -= panels_of(of->outputs);
-                to += of->outputs;
-            }
+        TOGETHER_KNOWING(phases + 1, piece, next, panels) {
+            int64_t panel = piece, after = next, column = 0, unused = 0;
+            const product *of = part_of(parts, part_count, &panel, &column);
+            const product *next_of = part_of(parts, part_count, &after, &unused);
+            float *to = results + column;
             float tile[STRIP][PANEL];
             for (int64_t strip = 0; strip < shape.strips; strip++) {
                 const int64_t first = strip * shape.height;
-                panel_product(of, panel, strips + first * inputs, rows_of(shape, strip), tile);
+                panel_product(of, panel, strips + first * inputs, rows_of(shape, strip), tile,
+                              coming_with(of, panel, next_of, after, strip, shape.strips));
                 store_tile(of, panel, rows_of(shape, strip), tile, to + first * apart, apart);
             }
         }

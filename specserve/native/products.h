@@ -20,6 +20,8 @@
 #define STRIP 6
 #endif
 #define PANEL (VECTORS * WIDTH)
+#define FEW 4 /* strips */
+#define AHEAD 4096 /* bytes: far enough for memory to bring them in time while many rows are multiplied */
 
 /* panels are floats where scales is null, else int8. bias may be null. */
 typedef struct {
@@ -57,7 +59,31 @@ static inline float *place(float *strips, strip_shape shape, int64_t inputs, int
 
 static inline int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
+/* What is to come from memory while a panel is multiplied, `step` bytes with each input. */
+typedef struct {
+    const char *from;
+    int64_t step;
+} coming;
+
+static inline int64_t input_bytes(const product *of) { return PANEL * (of->scales ? 1 : (int64_t)sizeof(float)); }
+
+static inline const char *panel_at(const product *of, int64_t panel) {
+    return (const char *)of->panels + panel * of->inputs * input_bytes(of);
+}
+
+/* While a panel is multiplied by one strip only, its own lines come, a little ahead. By the second strip it is there, and
+ * memory would have nothing to do: so each of a few strips has its part of the panel come that this thread does next.
+ * Beside many, what memory takes does not count. */
+static inline coming coming_with(const product *of, int64_t panel, const product *next_of, int64_t next, int64_t strip,
+                                 int64_t strips) {
+    if (strips == 1 || strips > FEW) return (coming){panel_at(of, panel) + AHEAD, input_bytes(of)};
+    if (next >= panels_of(next_of->outputs)) return (coming){panel_at(of, panel), 0};
+    const int64_t step = input_bytes(next_of) / strips;
+    return (coming){panel_at(next_of, next) + strip * step * next_of->inputs, step};
+}
+
 /* One panel's part of the results for one strip: tile[row][output], with the bias. */
-void panel_product(const product *of, int64_t panel, const float *strip, int64_t rows, float tile[STRIP][PANEL]);
+void panel_product(const product *of, int64_t panel, const float *strip, int64_t rows, float tile[STRIP][PANEL],
+                   coming with);
 
 #endif

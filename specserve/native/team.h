@@ -42,4 +42,9 @@ static inline int await(phase *at, int64_t pieces) {
 #define TOGETHER(at, piece, pieces)                                                            \
     for (int64_t piece = take(at); piece < (pieces) || await(at, pieces); finish(at), piece = take(at))
 
+/* Likewise, and each thread takes `next` already, so that it can have brought what that one needs. It may be no piece. */
+#define TOGETHER_KNOWING(at, piece, next, pieces)                                                                     \
+    for (int64_t piece = take(at), next = take(at); piece < (pieces) || await(at, pieces);                            \
+         finish(at), piece = next, next = take(at))
+
 #endif
