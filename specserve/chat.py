@@ -129,12 +129,18 @@ class Chat:
         """Print the answer and its summary; `pieces` holds what came even when this is interrupted."""
         began = time.perf_counter()
         last: dict[str, Any] = {}
+        finish: str | None = None
         with closing(self._events(self._body())) as events:
             for last in events:
                 for choice in last.get("choices", []):
                     piece = choice["delta"].get("content") or ""
                     pieces.append(piece)
                     self._print(piece)
+                    finish = choice.get("finish_reason") or finish
+        if not last:
+            raise SpecserveError(f"{self._url} sent no answer; is it a specserve server (--url)?")
+        if finish in (None, "abort"):
+            raise SpecserveError("the answer was cut: the server ended it before it was finished")
         self._print(f"\n{_summary(last, time.perf_counter() - began)}\n")
 
     def _body(self) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import httpx
 import pytest
@@ -184,3 +187,54 @@ def test_a_server_with_keys_is_asked_with_one(monkeypatch, engine) -> None:
         assert "tokens" in shown
         with pytest.raises(SpecserveError, match="API key"):
             talk(monkeypatch, url, "Hello")
+
+
+@pytest.fixture
+def broken_server():
+    """Serves a model's name, and whatever body it is given for an answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(json.dumps({"data": [{"id": "tiny"}]}))
+
+        def do_POST(self) -> None:
+            self.answer(self.server.body)
+
+        def answer(self, body: str) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def event(content: str, finish: str | None) -> str:
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("", "sent no answer"),
+        ("<html>Sign in</html>", "sent no answer"),
+        (event("He", None), "the answer was cut"),
+        (event("He", "abort"), "the answer was cut"),
+        (event("Hello", "stop") + "data: [DONE]\n\n", None),
+    ],
+)
+def test_an_answer_that_did_not_come_whole_is_told(monkeypatch, broken_server, capsys, body, told) -> None:
+    """By the exit status too: a proxy's login page, a stream that was cut, one that the server gave up."""
+    broken_server.body = body
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    assert main(["chat", "--url", f"http://127.0.0.1:{broken_server.server_port}"]) == (1 if told else 0)
+    shown = capsys.readouterr().out
+    assert told in shown if told else "[not answered" not in shown

@@ -131,13 +131,25 @@ def deployed(
             "with `serve deploy deploy/serve.yaml`, or end it with `serve shutdown`"
         )
     http = http_options(config.server)
-    serve.start(http_options=http, logging_config={"enable_access_log": False, "log_level": "WARNING"})
+    _listen(config, http)
     try:
         with contextlib.nullcontext() if stopping.is_set() else _application(config):
             yield not stopping.is_set() and _wait(config, stopping, display or _Display(quiet=True))
     finally:
         if own_ray or not serve.status().applications:
             serve.shutdown()
+
+
+def _listen(config: Config, http: Any) -> None:
+    """Start Serve's proxy. Raises ConfigError where somebody took the port since it was looked at."""
+    try:
+        serve.start(http_options=http, logging_config={"enable_access_log": False, "log_level": "WARNING"})
+    except Exception as error:
+        if "Failed to bind" not in str(error):
+            raise
+        serve.shutdown()
+        taken = f"{config.server.host}:{config.server.port}"
+        raise ConfigError(f"another process took {taken} meanwhile; end it, or give another --port") from None
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ _QUIET: dict[str, str | None] = {
     "RAY_worker_niceness": "0",  # Ray would have its actors wait behind everything else on the machine
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "SERVE_SOCKET_REUSE_PORT_ENABLED": "0",  # or two servers that begin at once would share a port
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_task_events_report_interval_ms": "0",  # what nobody looks at piles up: 100,000 calls, a MiB a minute
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "specserve.cluster.proxy_headers.middlewares",

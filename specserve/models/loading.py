@@ -190,7 +190,19 @@ def device_of(config: ModelConfig) -> torch.device:
         found = f"{visible} CUDA devices are visible" if visible else "no CUDA device is visible"
         highest = f", or a number up to cuda:{visible - 1}" if visible else ""
         raise ConfigError(f"device {config.device!r} is not there: {found}; use auto or cpu{highest}")
+    if device.type not in ("cpu", "cuda"):
+        _check_holds_tensors(device)
     return device
+
+
+def _check_holds_tensors(device: torch.device) -> None:
+    """Raise ConfigError for a device that this torch or machine has nothing behind."""
+    try:
+        held = torch.zeros(1, device=device).cpu()
+    except Exception as error:  # each kind of device says so in its own way
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"device {str(device)!r} is not there: {reason}; use auto, cpu or cuda") from None
+    del held
 
 
 def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa", ranks: RankGroup | None = None) -> Any:

@@ -13,6 +13,7 @@ import pytest
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.holds import Holds
 from specserve.cluster.launch import deployed, with_port
+from specserve.cluster.local_ray import free_port
 from specserve.config import parse
 from specserve.errors import ConfigError, Unavailable
 
@@ -55,6 +56,7 @@ def handle(ray_here) -> Any:
         max_ongoing_requests=1_000_000,
         request_router_config=RequestRouterConfig(request_router_class=ByName),
     )
+    serve.start(http_options={"host": "127.0.0.1", "port": free_port("127.0.0.1")})
     yield serve.run(deployment.bind(), name="held", route_prefix=None)
     serve.shutdown()
 
