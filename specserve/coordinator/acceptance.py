@@ -76,6 +76,10 @@ class Acceptance:
         self._index = {row: index for index, row in enumerate(self._class_of)}
         return bool(new)
 
+    def class_of(self, row: RowId) -> RequestClass:
+        """That of a request which was met."""
+        return self._class_of[row]
+
     def observe(self, checked: Sequence[Checked], elapsed: int) -> None:
         """These requests offered drafts, none of them empty; `elapsed` rounds since the last.
 

@@ -2,9 +2,11 @@
 
 While drafting, each round admits those slots of the whole batch that make most tokens per second, by the acceptance of
 every request and the measured cost of rounds. So each request has a chain of its own length or, where trees are
-drafted, a tree of its own size: as many nodes as it has slots, which the draft places as its shape allows. Where even
-the best set makes no more than plain rounds, drafting stops, and is tried now and then on a few requests to see whether
-it pays again. (Goodput as what to maximise, and 0 as a depth like others: SmartSpec, Liu et al. 2024.)
+drafted, a tree of its own size: as many nodes as it has slots, which the draft places as its shape allows. Where a
+draft says how sure it is of its chains, all requests get chains of one length, and what of them is checked is decided
+when they are there (`offers`). Where even the best set makes no more than plain rounds, drafting stops, and is tried
+now and then on a few requests to see whether it pays again. (Goodput as what to maximise, and 0 as a depth like others:
+SmartSpec, Liu et al. 2024.)
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from enum import Enum, auto
 import numpy as np
 
 from specserve.config import EngineConfig
-from specserve.coordinator.acceptance import Acceptance
+from specserve.coordinator.acceptance import Acceptance, class_of
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafting_switch import DraftingSwitch
 from specserve.coordinator.forecasts import Forecasts
 from specserve.coordinator.marginal_gain import Admitted, admit
 from specserve.coordinator.node_worth import node_worths
+from specserve.coordinator.offers import LOOKS_AHEAD, Sureness, best_end, blind_end, goodputs, offered
 from specserve.coordinator.prompt_reading import PromptReading
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.round_costs import FloatArray, RoundCosts
+from specserve.coordinator.scheduler import TargetRow
 from specserve.transport.messages import Array
 from specserve.tree_shape import TreeShape, static
 from specserve.types import RoundStats, RowId
@@ -82,6 +86,10 @@ class AdaptiveDepth:
         self._forecasts = Forecasts()
         self._shape = static((1,) * limits.depth) if limits.tree is None else limits.tree
         self._acceptance = Acceptance(limits.depth, self._shape.widest)
+        self._sureness = Sureness(limits.depth)
+        self._levels = 1  # of chains, where drafts say how sure they are
+        self._told: dict[RowId, list[float]] = {}  # what was said of the chains of this round
+        self._made = 0, 0  # levels and tokens that were drafted for this round, where it waited for them
         self._delivered = 1.0  # share of what admitted drafts promise that is there in time
         self._gain = 1.0  # of drafting over plain decoding
         self._since_offer = 0
@@ -136,10 +144,12 @@ class AdaptiveDepth:
 
     def plan(self, states: Sequence[RequestState]) -> None:
         """Decide whether to draft, and how much for whom."""
-        self._depths, self._slots, self._hopeful = {}, {}, False
+        self._depths, self._slots, self._hopeful, self._told, self._made = {}, {}, False, {}, (0, 0)
         if not any(map(self.wanted, states)):
             return
         another = self._acceptance.meet(states)
+        if another:
+            self._sureness.keep([state.row for state in states])
         due = self._switch.advance()
         if (due or another) and not self._switch.trial_left:
             self._look(states)
@@ -167,14 +177,35 @@ class AdaptiveDepth:
         How much of their answers is left does not count: others will come.
         """
         limits = np.array([self.wanted(state) for state in states])
-        best = self._best(*self._worth(states), limits, self._delivered)
         plain_s = self._costs.plain_s(len(states))
+        best = self._best_of_sure(states, limits) if self._are_sure(states) else None
+        if best is None:
+            best = self._best(*self._worth(states), limits, self._delivered)
         if best is None or plain_s is None or not self._costs.checked.index:
             return
         dearer = self._forecasts.drafted_over_plain / (1 - self._reading.share)
         self._gain = best.goodput * plain_s / len(states) / dearer
         self._ahead = {state.row: slots for state, slots in zip(states, best.slots.tolist(), strict=True)}
         self._switch.look(self._gain)
+
+    def _are_sure(self, states: Sequence[RequestState]) -> bool:
+        """Whether drafts for such requests say how sure they are."""
+        return self._sureness.known([class_of(state) for state in states])
+
+    def _best_of_sure(self, states: Sequence[RequestState], limits: Array) -> Admitted | None:
+        """The best length of chains, and what of them would be checked on average; None while no round was measured."""
+        rows, step = len(states), self._costs.step_seconds()
+        if self._costs.plain_s(rows) is None or step is None:
+            return None
+        depth = self._limits.depth
+        drafting_s = np.arange(1, depth + 1) * step(np.full((depth, 1), float(rows)))[:, 0]
+        imagined = self._sureness.imagined([state.row for state in states], [class_of(state) for state in states])
+        found = goodputs(
+            self._delivered * imagined, limits, lambda slots: self._costs.seconds(rows, slots), drafting_s.tolist()
+        )
+        self._levels = int(found[:, 0].argmax()) + 1
+        goodput, slots = found[self._levels - 1]
+        return Admitted(np.minimum(limits, max(1, round(slots / rows))), float(goodput))
 
     def _choose_tried(self, states: Sequence[RequestState]) -> None:
         """The next few in turn, so that no request stands for all."""
@@ -189,11 +220,63 @@ class AdaptiveDepth:
         if self._timing is DraftTiming.AHEAD:
             there = np.minimum(limits, [len(state.chain.tokens) for state in states])
         trying = self._switch.trying
-        slots = self._trial(states, there) if trying else self._most_gain(states, limits, there)
+        if self._timing is DraftTiming.WAITED and self._limits.tree is None and self._are_sure(states):
+            slots = self._chains_of_sure(states, limits)
+        else:
+            slots = self._trial(states, there) if trying else self._most_gain(states, limits, there)
         depths = np.minimum(slots, there)  # a tree goes as deep as it has nodes, where the draft is sure of itself
         rows = [state.row for state in states]
         self._depths = dict(zip(rows, depths.tolist(), strict=True))
         self._slots = dict(zip(rows, slots.tolist(), strict=True))
+
+    def _chains_of_sure(self, states: Sequence[RequestState], limits: Array) -> Array:
+        """One length for all that take part; now and then one token more, so that longer ones are known, too."""
+        self._drafted_rounds += 1
+        trying = self._switch.trying
+        if not trying and self._drafted_rounds % _HOPEFUL == 0:
+            self._hopeful = self._switch.may_lose
+        part = np.array([not trying or state.row in self._tried for state in states])
+        return np.where(part, np.minimum(limits, self._levels + self._hopeful), 0)
+
+    def offer(self, rows: Sequence[TargetRow]) -> None:
+        """Of chains whose draft says how sure it is, what is worth checking."""
+        if self._timing is not DraftTiming.WAITED:
+            return
+        drafted = [row for row in rows if row.due and row.depth and row.state.chain.tokens]
+        lengths = [min(row.depth, row.state.chain.depth) for row in drafted]
+        self._made = max(lengths, default=0), sum(len(row.state.chain.first(row.depth)) for row in drafted)
+        sure = [row for row in drafted if row.state.chain.sureness]
+        if not sure:
+            return
+        self._told = {row.state.row: row.state.chain.sureness[: row.depth] for row in sure}
+        for row in sure:
+            self._sureness.saw(row.state.row, class_of(row.state), self._told[row.state.row])
+        if self._costs.plain_s(len(rows)) is not None:
+            others = self._made[1] - sum(map(len, self._told.values()))
+            self._choose_offered(sure, len(rows), others)
+
+    def _choose_offered(self, sure: Sequence[TargetRow], rows: int, others: int) -> None:
+        """others: tokens that are checked in any case."""
+        told = [self._told[row.state.row] for row in sure]
+        drafts = self._sureness.worths([class_of(row.state) for row in sure], told)
+        worths = -np.sort(-drafts, axis=None)[: sum(map(len, told))]
+        hopes = _TRIAL_HOPES if self._switch.trying else _HOPES if self._hopeful else 0.0
+        slots = others + np.arange(len(worths) + 1 + LOOKS_AHEAD, dtype=np.float64)
+        # By what was planned, not by what came: where a chain ended early its own tokens may be why.
+        levels = max(row.depth for row in sure)
+        drafting_s = self._costs.drafting(levels, sum(row.depth for row in sure) / levels) or 0.0
+        seconds = self._costs.seconds(rows, slots, hopes) + drafting_s
+        drawn = any(row.state.request.sampling.temperature > 0 for row in sure)
+        end = blind_end(worths, rows, seconds) if drawn else best_end(worths, rows, seconds[: len(worths) + 1])
+        if self._switch.trying:
+            end = max(1, end)
+        for row, count in zip(sure, offered(drafts, end), strict=True):
+            row.depth = self._depths[row.state.row] = self._slots[row.state.row] = count
+
+    def _size_of_drafts(self) -> tuple[int, float]:
+        """Levels, and tokens of each, of what was drafted for this round."""
+        levels, tokens = self._made
+        return levels, tokens / max(1, levels)
 
     def _trial(self, states: Sequence[RequestState], there: Array) -> Array:
         """The slots that would be best if all went well, at least one, for the requests that take part."""
@@ -255,21 +338,31 @@ class AdaptiveDepth:
         """Learn from a round: of acceptance always, of costs where it held decode rows only."""
         self._since_offer += 1
         offers = [each for each in checked if each.offered]
-        if offers:
-            self._acceptance.observe(offers, self._since_offer)
+        unsure = [each for each in offers if each.row not in self._told]
+        if unsure:
+            self._acceptance.observe(unsure, self._since_offer)
             self._since_offer = 0
+        sure = [each for each in offers if each.row in self._told]
+        if sure:
+            told = [self._told[each.row][: each.offered] for each in sure]
+            kinds = [self._acceptance.class_of(each.row) for each in sure]
+            self._sureness.observe(kinds, told, [each.kept for each in sure])
         nodes = sum(each.nodes for each in offers)
         planned = sum(self._slots.get(each.row, 0) for each in checked)
         if planned and self._timing is not DraftTiming.AHEAD:
             self._count_delivered(nodes / planned)
         deepest = max((each.offered for each in checked), default=0)
         if self._timing is DraftTiming.WAITED:
-            self._observe_reading(stats, deepest, max(len(checked), nodes / (deepest or 1)))
+            levels, made = self._size_of_drafts()
+            made = max(made, len(checked))
+            self._observe_reading(stats, levels, made)
+        else:
+            levels, made = deepest, max(len(checked), nodes / (deepest or 1))
         changed = self._count_changed({each.row for each in checked})
         if checked and not stats.prefill_tokens:
-            self._observe_costs(stats, deepest, changed)
+            self._observe_costs(stats, levels, made, changed)
             if self._switch.charging or self._hopeful:
-                self._charge(stats, deepest, sum(each.kept + 1 for each in checked))
+                self._charge(stats, levels, made, sum(each.kept + 1 for each in checked))
 
     def _observe_reading(self, stats: RoundStats, levels: int, made: float) -> None:
         """made: tokens of each level."""
@@ -289,29 +382,29 @@ class AdaptiveDepth:
         self._changed += _CHANGED_WEIGHT * (changed - self._changed)
         return changed and self._changed < _CHANGING
 
-    def _observe_costs(self, stats: RoundStats, deepest: int, changed: bool) -> None:
-        """But not of the first round with drafts after one without: it feeds what the draft lacks, to cold caches."""
+    def _observe_costs(self, stats: RoundStats, levels: int, made: float, changed: bool) -> None:
+        """But not of the first round with drafts after one without: it feeds what the draft lacks, to cold caches.
+
+        levels: of what was drafted, though perhaps nothing of it was checked; made: tokens of each.
+        """
         costs, waited_s = self._costs, 0.0
         costs.pass_round(stats.rows, stats.rows * (1 + self._shape.most_nodes))
-        self._was_warm, self._warm = self._warm, deepest > 0
-        if changed or (deepest and not self._was_warm and self._timing is DraftTiming.WAITED):
+        self._was_warm, self._warm = self._warm, levels > 0
+        if changed or (levels and not self._was_warm and self._timing is DraftTiming.WAITED):
             return
-        if (deepest > 0) == self._switch.active and costs.measured(
-            costs.checked if deepest else costs.plain, stats.positions
+        checks = stats.positions > stats.rows
+        kind = costs.checked if checks else costs.bare if self._switch.active else costs.plain
+        if (levels > 0) == self._switch.active and costs.measured(
+            costs.checked if checks else costs.plain, stats.positions
         ):
-            self._forecasts.observe(deepest > 0, stats.wall_s, costs.pace * self._cost(stats, deepest))
+            self._forecasts.observe(levels > 0, stats.wall_s, costs.pace * self._cost(stats, levels, made))
         if self._timing is DraftTiming.WAITED:
             waited_s = min(stats.draft_busy_s, stats.wall_s)
-            if deepest and waited_s > 0:
-                made = max(stats.rows, round((stats.positions - stats.rows) / deepest))
-                costs.observe_draft(deepest, made, waited_s)
-        seconds = stats.wall_s - waited_s
-        if deepest:
-            costs.observe(costs.checked, stats.positions, seconds)
-        else:
-            costs.observe(costs.bare if self._switch.active else costs.plain, stats.rows, seconds)
+            if levels and waited_s > 0:
+                costs.observe_draft(levels, round(made), waited_s)
+        costs.observe(kind, stats.positions if checks else stats.rows, stats.wall_s - waited_s)
 
-    def _charge(self, stats: RoundStats, levels: int, tokens: int) -> None:
+    def _charge(self, stats: RoundStats, levels: int, made: float, tokens: int) -> None:
         """What a round lost, in plain rounds, against the state that is interrupted: by what such rounds cost.
 
         Not by what it took: that it was late, or came just when the machine's pace changed, is no fault of its drafts.
@@ -319,20 +412,20 @@ class AdaptiveDepth:
         plain_s = self._costs.plain_s(stats.rows)
         if plain_s is None:
             return
-        cost = self._cost(stats, levels)
+        cost = self._cost(stats, levels, made)
         if levels and not self._was_warm and self._timing is DraftTiming.WAITED:
             cost *= 1 + _COLD
-        made = tokens / stats.rows / (max(1.0, self._gain) if self._switch.on else 1.0)
-        self._switch.charge(cost / plain_s - made)
+        gained = tokens / stats.rows / (max(1.0, self._gain) if self._switch.on else 1.0)
+        self._switch.charge(cost / plain_s - gained)
 
-    def _cost(self, stats: RoundStats, levels: int) -> float:
+    def _cost(self, stats: RoundStats, levels: int, made: float) -> float:
         """What a round of decode rows is held to cost, its drafts included; 0 while nothing is known."""
         costs, rows, slots = self._costs, stats.rows, stats.positions - stats.rows
         plain_s = costs.plain_s(rows) or 0.0
         if not levels or not plain_s:
             return plain_s
         cost = float(costs.seconds(rows, np.array([0.0, slots]))[1])
-        return cost + (costs.drafting(levels, max(rows, slots / levels)) or 0.0)
+        return cost + (costs.drafting(levels, made) or 0.0)
 
 
 def policy_of(config: EngineConfig, timing: DraftTiming, target_context: int, draft_context: int | None) -> DepthPolicy:

@@ -19,6 +19,9 @@ class Chain:
     slots are parallel to tokens, or empty: model-free speculators have none. Where the tokens were drawn, their dists
     are the rows of `dists` from `row` on.
 
+    sureness are the chances that tokens seemed to have of being kept, each behind those before it; empty where nobody
+    said.
+
     next_slot belongs to one more token, which the draft worker drafts behind these in its plan number `plan`, though
     too late to be offered: what is likely there is a guess of what follows the whole chain.
     """
@@ -28,6 +31,7 @@ class Chain:
     fed: int = 0
     dists: Dists | None = None
     row: int = 0
+    sureness: list[float] = field(default_factory=list, kw_only=True)
     next_slot: int | None = field(default=None, kw_only=True)
     plan: int = field(default=0, kw_only=True)
 
@@ -77,7 +81,8 @@ class Chain:
             return self
         behind = self.slots[count] if self.slots else None
         cut = self.tokens[:count], self.slots[:count], min(self.fed, count)
-        return Chain(*cut, self.dists, self.row, next_slot=behind, plan=self.plan)
+        sure = self.sureness[:count]
+        return Chain(*cut, self.dists, self.row, sureness=sure, next_slot=behind, plan=self.plan)
 
     def fed_along(self, tokens: Sequence[int]) -> int:
         """How many of these committed tokens, from the first on without a gap, were drafted here and fed."""

@@ -11,6 +11,7 @@ from specserve.coordinator.chain import Chain
 from specserve.coordinator.commits import Commit
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.rounds import Round, lasts
+from specserve.coordinator.scheduler import TargetRow
 from specserve.coordinator.trees import Tree
 from specserve.transport.messages import Verdict
 from specserve.tree_shape import TreeShape
@@ -74,6 +75,10 @@ class DepthPolicy(Protocol):
         """What the deployment or the request asks for; 0 means that drafts are never made for it."""
         ...
 
+    def offer(self, rows: Sequence[TargetRow]) -> None:
+        """The drafts of the round that was planned are there: lower the rows' depths to what is worth checking."""
+        ...
+
     def observe(self, stats: RoundStats, checked: Sequence[Checked]) -> None:
         """The round that was planned is over."""
         ...
@@ -122,6 +127,9 @@ class FixedDepth:
 
     def plan(self, states: Sequence[RequestState]) -> None:
         """Nothing depends on the batch."""
+
+    def offer(self, rows: Sequence[TargetRow]) -> None:
+        """All that is drafted is checked."""
 
     def observe(self, stats: RoundStats, checked: Sequence[Checked]) -> None:
         """Nothing is learned."""

@@ -395,6 +395,7 @@ class Engine:
         if not self._verifier.up:
             return False
         worker, beside = self._worker, self._beside
+        self._policy.offer(rows)
         checked = checked_rows(
             rows,
             shows=None if worker is None or not worker.link.reads_hidden else worker.shows,

@@ -251,7 +251,11 @@ def _chains(push: Push, rows: list[DraftRow]) -> list[Chain]:
     tokens, bounds = push.tokens.tolist(), ends.tolist()
     spans = zip(rows, bounds[:-1], bounds[1:], fed, strict=True)
     dists = push.dists if len(push.dists.rows) else None
-    return [Chain(tokens[begin:end], row.slots[: end - begin], count, dists, begin) for row, begin, end, count in spans]
+    sure = push.sureness.tolist()
+    return [
+        Chain(tokens[begin:end], row.slots[: end - begin], count, dists, begin, sureness=sure[begin:end])
+        for row, begin, end, count in spans
+    ]
 
 
 def _trees(push: Push, rows: list[DraftRow], shape: TreeShape) -> list[Chain]:
@@ -289,6 +293,8 @@ def _check_nodes(push: Push, vocab_size: int) -> None:
         raise ProtocolError(f"push for plan {push.plan} has columns of unequal length")
     if total and push.tokens.astype(np.uint64).max() >= vocab_size:  # as unsigned ones, negative numbers are too large
         raise ProtocolError(f"push for plan {push.plan} has tokens outside the vocabulary of {vocab_size}")
+    if len(push.sureness) not in (0, total) or not ((push.sureness >= 0) & (push.sureness <= 1)).all():
+        raise ProtocolError(f"push for plan {push.plan} is sure of its tokens by other than a chance for each")
     if not push.sampled.all():
         raise ProtocolError(f"push for plan {push.plan} has nodes that may not be offered")
 

@@ -12,6 +12,7 @@ import torch
 
 from specserve.drafting import Job
 from specserve.drafting._kernels import Chances
+from specserve.drafting._sureness import sureness
 from specserve.drafting.workspace import Workspace
 from specserve.errors import SpecserveError
 from specserve.models._stretches import Stretch
@@ -88,6 +89,10 @@ class Picker:
             logits = allowed(logits, chains, self._vocab_size)
         found = self._at_once(rows, chains, logits)
         tokens, highest = self._in_steps(rows, chains, logits) if found is None else found
+        if self._workspace.notes_sureness:
+            slots = np.array([chain.slots[len(chain.tokens)] for chain in chains])
+            heat = np.array([chain.profile.temperature for chain in chains], dtype=np.float32)
+            self._workspace.note_sureness(slots, sureness(logits[:, : self._vocab_size], highest, heat))
         for chain, token, value in zip(chains, tokens, highest, strict=True):
             # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
             chain.healthy += chain.healthy == len(chain.tokens) and isfinite(value)

@@ -35,7 +35,19 @@ from specserve.sampling.grammar import Grammars
 from specserve.sampling.profiles import Profile, Profiles
 from specserve.sampling.wire import decode_hidden
 from specserve.text import Tokenizer
-from specserve.transport.messages import Array, Close, Dists, Failed, Message, Open, Plan, PlanAhead, Push, PushAhead
+from specserve.transport.messages import (
+    Array,
+    Close,
+    Dists,
+    Failed,
+    Message,
+    Open,
+    Plan,
+    PlanAhead,
+    Push,
+    PushAhead,
+    empty,
+)
 from specserve.tree_shape import TreeShape
 from specserve.types import DraftPicks, RuleName, WorkerInfo
 
@@ -285,7 +297,13 @@ class DraftWorker:
             sampled=np.ones(sum(map(len, slots)), dtype=bool),
             dists=self._dists(jobs, _flat([list(dict.fromkeys(each)) for each in slots])),
             busy_s=0.0,
+            sureness=self._sureness(slots),
         )
+
+    def _sureness(self, slots: Sequence[Sequence[int]]) -> Array:
+        """Of each token of chains, where it is noted."""
+        noted = self._workspace.notes_sureness and self._shape is None
+        return self._workspace.sureness(_flat(slots)) if noted else empty("float32")
 
     # ---- ahead of the verdict
 
@@ -571,6 +589,7 @@ def build(config: Config, ranks: RankGroup | None = None, *, pipelines: int = 1)
         backend.device,
         hidden_size=0 if head is None else head.width,
         ranks=config.engine.ranks,
+        notes_sureness=config.engine.depth_policy == "adaptive",
     )
     grammars = grammars_of(config)
     worker = DraftWorker(

@@ -158,12 +158,24 @@ def _without_replacement(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tens
 
 
 class Workspace:
-    """All slots of one draft worker. hidden_size 0 keeps no hidden states, ranks 0 no rankings."""
+    """All slots of one draft worker. hidden_size 0 keeps no hidden states, ranks 0 no rankings.
+
+    notes_sureness: it is kept how sure the draft was of each token.
+    """
 
     def __init__(
-        self, slots: int, dists: DistStore, device: torch.device, hidden_size: int = 0, ranks: int = 0
+        self,
+        slots: int,
+        dists: DistStore,
+        device: torch.device,
+        hidden_size: int = 0,
+        ranks: int = 0,
+        *,
+        notes_sureness: bool = False,
     ) -> None:
         native.library()  # where it must be compiled first, before the first plan
+        self.notes_sureness = notes_sureness
+        self._sureness = np.zeros(slots if notes_sureness else 0, dtype=np.float32)
         self._slots = slots
         self.ranks = ranks
         self._ranked = np.full((slots, ranks), -1, dtype=np.int64)
@@ -226,6 +238,16 @@ class Workspace:
         self._check(slots)
         found: list[list[int]] = self._ranked[slots].tolist()
         return found
+
+    def note_sureness(self, slots: Array, chances: Array) -> None:
+        """Keep float32 [m] beside slots [m]: how likely their tokens seem to be kept. Raises ProtocolError likewise."""
+        self._check(slots)
+        self._sureness[slots] = chances
+
+    def sureness(self, slots: Array) -> Array:
+        """What `note_sureness` kept beside these slots, float32 [m]. Raises ProtocolError likewise."""
+        self._check(slots)
+        return self._sureness[slots]
 
     def put_hidden(self, slots: Array, hidden: torch.Tensor) -> None:
         """Scatter hidden states [m, hidden_size] to slots [m]. Raises ProtocolError likewise."""

@@ -256,6 +256,8 @@ class Push(Message):
     nodes, −1 for the root), slots, fed bool (its KV is written), sampled bool (may be offered to the target);
     dists one row per node, in node order, or no rows when the nodes were chosen without chance. Siblings of a tree
     have one slot, that of the dist which the first of them was drawn from, and one row of dists, at their first.
+    sureness float32 [m], no elements where nobody asks: the chance that each token seems to have of being kept where
+    those before it are, which nothing that is drawn behind its parent has a part in.
     busy_s is the time that the worker computed. steps: see `models.Steps`, of what came since the last message.
     """
 
@@ -273,6 +275,7 @@ class Push(Message):
     dists: Dists
     busy_s: float
     steps: tuple[int, int, int] = (0, 0, 0)
+    sureness: Array = field(default_factory=partial(empty, "float32"))
 
 
 @_register
@@ -463,6 +466,7 @@ _FORMS: dict[tuple[str, str], tuple[str, int]] = {
     **{(kind, "rows"): ("int64", 1) for kind in ("Plan", "PlanAhead", "Verify", "Push", "Verdict", "Cannot", "Failed")},
     ("PlanAhead", "next_plans"): ("int64", 1),
     **{("Push", name): ("bool", 1) for name in ("fed", "sampled")},
+    ("Push", "sureness"): ("float32", 1),
     **{("Scores", name): ("float32", 1) for name in ("logprobs", "top_logprobs")},
     **{("Verify", name): ("bool", 1) for name in ("due", "shown")},
     ("Dists", "rows"): ("uint8", 2),

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
+from specserve.coordinator.chain import Chain
 from specserve.coordinator.depth import Checked, FixedDepth
 from specserve.coordinator.node_worth import node_worths
 from specserve.tree_shape import TreeShape, static
@@ -46,11 +47,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class Kind:
-    """Requests that are alike: how often drafts are kept by level and rank, and at which temperature they decode."""
+    """Requests that are alike: how often drafts are kept by level and rank, and at which temperature they decode.
+
+    sure: drafts say of each token of a chain how likely it stays, which is all between never and always; claimed: as
+    what power of that they say it.
+    """
 
     chances: tuple[tuple[float, ...], ...]
     temperature: float = 0.0
     spread: float = 0.15  # from request to request, as a share of the chance
+    sure: bool = False
+    claimed: float = 1.0
 
     def of_one(self, draw: random.Random) -> np.ndarray:
         """The chances of one request."""
@@ -106,6 +113,8 @@ class Pretended:
         self.warm = False
         self.sizes: list[list[int]] = []
         self.chances: dict[int, np.ndarray] = {}
+        self.sure: dict[int, float] = {}  # requests whose drafts say how sure they are, and what they claim
+        self.drafted: dict[int, np.ndarray] = {}  # the chances of such a request's chain in this round
         self.trees: dict[tuple[int, int, int], tuple] = {}
 
     def run(self, phases: Sequence[Phase]) -> list[Account]:
@@ -126,6 +135,8 @@ class Pretended:
             chain = SimpleNamespace(tokens=[])
             states.append(SimpleNamespace(row=RowId(self.rows), request=request, longest=10**6, tokens=[], chain=chain))
             self.chances[self.rows] = kind.of_one(self.draw)
+            if kind.sure:
+                self.sure[self.rows] = kind.claimed
         return states
 
     def round(self, states, prefill=0) -> Account:
@@ -137,15 +148,20 @@ class Pretended:
         asking = [self.policy.drafting(state) for state in states]
         planned = [self.planned(state) for state in states]
         offered = [size if self.there(asks) else (0, 0) for size, asks in zip(planned, asking, strict=True)]
+        rows_checked = [self.checked_row(state, *size) for state, size in zip(states, offered, strict=True)]
+        self.policy.offer(rows_checked)
+        if self.sure:
+            offered = [(row.depth, row.depth) for row in rows_checked]
         checks = [self.check(state, *size) for state, size in zip(states, offered, strict=True)]
         rows, nodes = len(states), sum(count for count, _ in offered)
         levels = max((depth for _, depth in planned), default=0)
-        target, draft = self.cost(rows, nodes, levels)
+        made = sum(count for count, _ in planned)
+        target, draft = self.cost(rows, nodes, levels, made)
         if any(asking) and not levels and self.timing is DraftTiming.WAITED:
             draft = self.machine.step_ms(rows) * self.pace  # it is fed all the same
-        if nodes and not self.warm and self.timing is DraftTiming.WAITED:
+        if levels and not self.warm and self.timing is DraftTiming.WAITED:
             target *= self.machine.cold
-        self.warm = nodes > 0
+        self.warm = levels > 0
         tokens = sum(expected for _, expected in checks)
         taken = self.noise(target, (nodes > 0, rows + nodes)), self.noise(draft, (True, -levels))
         stats = self.stats(rows, rows + nodes, 0, sum(taken) / 1000, taken[1] / 1000)
@@ -154,6 +170,19 @@ class Pretended:
         if self.timing is DraftTiming.AHEAD:
             self.draft_ahead(states)
         return Account((target + draft) / self.pace, self.of_fixed(states, tokens))
+
+    def checked_row(self, state, nodes, depth) -> SimpleNamespace:
+        """As an engine has it when the drafts are there."""
+        chain = _Grown(nodes, depth) if self.tree else Chain([1] * depth, sureness=self.say(state.row, depth))
+        return SimpleNamespace(state=SimpleNamespace(**vars(state) | {"chain": chain}), depth=depth, due=True)
+
+    def say(self, row, depth) -> list[float]:
+        """How sure a new chain is said to be; on average its tokens are kept as often as those of its kind."""
+        if row not in self.sure:
+            return []
+        chances = self.chances[row][:depth, 0]
+        self.drafted[row] = np.array([self.draw.betavariate(0.8 * c / (1 - c), 0.8) for c in chances.tolist()])
+        return (self.drafted[row] ** self.sure[row]).tolist()
 
     def planned(self, state) -> tuple[int, int]:
         """Nodes and levels."""
@@ -179,13 +208,15 @@ class Pretended:
             found[size] = tokens / made * taken / self.pace
         return found
 
-    def cost(self, rows, nodes, levels) -> tuple[float, float]:
-        """ms at the pace of now: the target's, and what the round waits for the draft."""
+    def cost(self, rows, nodes, levels, made=None) -> tuple[float, float]:
+        """ms at the pace of now: the target's, and what the round waits for the draft, which made so many tokens."""
         positions = rows + nodes
         slow = self.pace ** (1 + self.machine.several * (positions - 1))
         draft = 0.0
         if levels and self.timing is DraftTiming.WAITED:
-            draft = (self.machine.first_ms + levels * self.machine.step_ms(max(rows, nodes / levels))) * self.pace
+            draft = (
+                self.machine.first_ms + levels * self.machine.step_ms(max(rows, (made or nodes) / levels))
+            ) * self.pace
         return self.machine.verify_ms(positions) * slow, draft
 
     def fixed(self, states, size) -> tuple[float, float]:
@@ -208,6 +239,10 @@ class Pretended:
 
     def check(self, state, nodes, depth):
         """What is kept by chance, and how many tokens it is on average."""
+        if state.row in self.sure:
+            chances = self.drafted[state.row][:depth] if depth else np.zeros(0)
+            kept = next((at for at, chance in enumerate(chances) if self.draw.random() >= chance), depth)
+            return Checked(state.row, depth, kept, depth), 1 + float(np.cumprod(chances).sum())
         families, worth = self.tree_of(state.row, nodes, depth)
         chances, path, met = self.chances[state.row], (), []
         while siblings := families.get(path, 0):
@@ -248,6 +283,22 @@ class Pretended:
 
     def stats(self, rows, positions, prefill, wall_s, draft_s) -> RoundStats:
         return RoundStats(rows, positions, prefill, wall_s, draft_s, 0.0, 0.0, (), (), 0, 0, 0)
+
+
+@dataclass
+class _Grown:
+    """A tree, as far as its size goes."""
+
+    nodes: int
+    depth: int
+    sureness: tuple[float, ...] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [1] * self.nodes
+
+    def first(self, depth: int) -> list[int]:
+        return self.tokens if depth >= self.depth else []
 
 
 def _tree(chances, shape, nodes):

@@ -10,6 +10,11 @@ from specserve.tree_shape import TreeShape
 
 GREEDY = Kind(((0.45, 0.16, 0.08), (0.4, 0.14, 0.07), (0.4, 0.14, 0.07)))
 SAMPLED = Kind(((0.15, 0.05, 0.03),) * 3, temperature=1.0)
+SURE = Kind(((0.55,),) * 3, sure=True)
+BOASTING = Kind(((0.55,),) * 3, sure=True, claimed=0.4)
+SURE_AND_DRAWN = Kind(((0.55,),) * 3, sure=True, temperature=1.0)
+RARELY_SURE = Kind(((0.3,),) * 3, sure=True)
+HOPELESS_BUT_SURE = Kind(((0.05,), (0.05,), (0.05,)), sure=True, claimed=0.2)
 HOPELESS = Kind(((0.02, 0.01, 0.01),) * 3)
 
 CPU = Machine(  # nine positions cost a quarter more than one, and each of those beyond a thirteenth
@@ -61,6 +66,39 @@ def test_where_it_does_not_pay_next_to_nothing_is_lost(case, shape):
         assert against_plain(accounts) >= 0.95
         later.append(against_plain(accounts[1:]))
     assert sum(later) / len(later) >= 0.97
+
+
+@pytest.mark.parametrize("kind", [SURE, BOASTING, SURE_AND_DRAWN], ids=["sure", "boasting", "drawn"])
+def test_with_drafts_that_say_how_sure_they_are_eight_at_once_lose_nothing(kind):
+    """Where the best fixed size hardly makes more than plain decoding: what is checked are the surest tokens only.
+
+    Whatever the draft claims, 0.98 in each life, and more than plain decoding on average.
+    """
+    found = []
+    for accounts in lives([Phase([kind] * 8, 150)] * 6):
+        assert max(each.gain for each in accounts) < 1.06
+        assert against_plain(accounts) >= 0.98
+        found.append(against_plain(accounts))
+    assert sum(found) / len(found) >= 1.01
+
+
+def test_with_drafts_that_say_how_sure_they_are_four_at_once_gain():
+    """Three of ten tokens stay: 1.06 times plain decoding on average, where taking all tokens alike makes 1.04."""
+    found = [against_plain(accounts) for accounts in lives([Phase([RARELY_SURE] * 4, 100)] * 8)]
+    assert min(found) >= 1.04
+    assert sum(found) / len(found) >= 1.06
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_for_few_requests_sure_drafts_are_worth_what_others_are(rows):
+    """0.95 of the best fixed size, which checks everything."""
+    for accounts in lives([Phase([SURE] * rows, 100)] * 10):
+        assert against_best(accounts) >= 0.95
+
+
+def test_a_draft_that_is_sure_and_wrong_costs_next_to_nothing():
+    for accounts in lives([Phase([HOPELESS_BUT_SURE] * 8, 150)] * 6):
+        assert against_plain(accounts) >= 0.95
 
 
 @pytest.mark.parametrize("timing", [DraftTiming.AHEAD, DraftTiming.FREE])

@@ -29,10 +29,15 @@ def table(seed: int = 0) -> TableBackend:
 
 
 def worker_on(
-    model: TableBackend, k: int = 64, form: str = "sparse", vocab_size: int = VOCAB, ranks: int = 0
+    model: TableBackend,
+    k: int = 64,
+    form: str = "sparse",
+    vocab_size: int = VOCAB,
+    ranks: int = 0,
+    notes_sureness: bool = False,
 ) -> DraftWorker:
     store = SparseDists(32, k, CPU) if form == "sparse" else DenseDists(32, vocab_size, CPU)
-    space = Workspace(32, store, CPU, ranks=ranks)
+    space = Workspace(32, store, CPU, ranks=ranks, notes_sureness=notes_sureness)
     return DraftWorker(SmallModel(model, vocab_size), space, vocab_size=VOCAB)
 
 
@@ -65,6 +70,30 @@ def test_a_push_describes_its_nodes() -> None:
     assert push.sampled.tolist() == [True] * 4
     assert push.dists.rows.shape == (4, 64 * 6)
     assert push.busy_s > 0
+
+
+@pytest.mark.parametrize(("temperature", "form"), [(0.0, "sparse"), (0.7, "sparse"), (0.7, "dense"), (1.0, "sparse")])
+def test_a_push_says_how_sure_the_draft_is(temperature: float, form: str) -> None:
+    """Of a greedy token its probability, of a drawn one the root of the largest; the same whatever the seed draws."""
+    model = table()
+    found = []
+    for seed in (1, 2, 3):
+        worker = worker_on(model, form=form, notes_sureness=True)
+        worker.handle(opened(4, temperature=temperature, seed=seed))
+        push = pushed(worker, plan([Part(4, 0, [1, 2], [0, 1], slots=[7, 8])]))
+        context = [1, 2, *push.tokens.tolist()]
+        dists = [torch.softmax(model.logits[context[at], context[at + 1]] / (temperature or 1), -1) for at in range(2)]
+        wanted = [float(dist.max()) ** (0.5 if temperature else 1) for dist in dists]
+        assert push.sureness.tolist() == pytest.approx(wanted, rel=1e-4)
+        found.append((push.tokens.tolist(), push.sureness.tolist()))
+    assert len({sureness[0] for _, sureness in found}) == 1
+    assert temperature == 0 or len({tokens[0] for tokens, _ in found}) > 1
+
+
+def test_nobody_who_does_not_ask_is_told_how_sure_the_draft_is() -> None:
+    worker = worker_on(table())
+    worker.handle(opened(4))
+    assert len(pushed(worker, plan([Part(4, 0, [1, 2], [0, 1], slots=[7, 8])])).sureness) == 0
 
 
 def test_drafting_is_one_ragged_forward_and_then_a_token_per_row_and_step() -> None:
