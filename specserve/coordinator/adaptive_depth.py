@@ -24,7 +24,7 @@ from specserve.coordinator.drafting_switch import DraftingSwitch
 from specserve.coordinator.forecasts import Forecasts
 from specserve.coordinator.marginal_gain import Admitted, admit
 from specserve.coordinator.node_worth import node_worths
-from specserve.coordinator.offers import LOOKS_AHEAD, Sureness, best_end, blind_end, goodputs, offered
+from specserve.coordinator.offers import Sureness, best_end, goodputs, offered, offered_blindly
 from specserve.coordinator.prompt_reading import PromptReading
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.round_costs import FloatArray, RoundCosts
@@ -178,9 +178,7 @@ class AdaptiveDepth:
         """
         limits = np.array([self.wanted(state) for state in states])
         plain_s = self._costs.plain_s(len(states))
-        best = self._best_of_sure(states, limits) if self._are_sure(states) else None
-        if best is None:
-            best = self._best(*self._worth(states), limits, self._delivered)
+        best = self._best_of_sure(states, limits) if self._are_sure(states) else self._best_by_average(states, limits)
         if best is None or plain_s is None or not self._costs.checked.index:
             return
         dearer = self._forecasts.drafted_over_plain / (1 - self._reading.share)
@@ -188,24 +186,41 @@ class AdaptiveDepth:
         self._ahead = {state.row: slots for state, slots in zip(states, best.slots.tolist(), strict=True)}
         self._switch.look(self._gain)
 
+    def _best_by_average(self, states: Sequence[RequestState], limits: Array) -> Admitted | None:
+        return self._best(*self._worth(states), limits, self._delivered)
+
+    def _told_of(self, state: RequestState) -> bool:
+        """Whether drafts for requests like this one say how sure they are."""
+        return self.wanted(state) > 0 and self._sureness.knows(class_of(state))
+
     def _are_sure(self, states: Sequence[RequestState]) -> bool:
-        """Whether drafts for such requests say how sure they are."""
-        return self._sureness.known([class_of(state) for state in states])
+        """Whether any drafts for these say how sure they are. Those of a class that is new will, if they ever do."""
+        return any(map(self._told_of, states))
 
     def _best_of_sure(self, states: Sequence[RequestState], limits: Array) -> Admitted | None:
-        """The best length of chains, and what of them would be checked on average; None while no round was measured."""
+        """The best length of chains, and what of them would be checked on average; None while no round was measured.
+
+        What is drafted for others costs and brings the same, whatever is decided here.
+        """
         rows, step = len(states), self._costs.step_seconds()
         if self._costs.plain_s(rows) is None or step is None:
             return None
+        sure = np.array([self._told_of(state) for state in states])
+        told = [state for state in states if self._told_of(state)]
         depth = self._limits.depth
-        drafting_s = np.arange(1, depth + 1) * step(np.full((depth, 1), float(rows)))[:, 0]
-        imagined = self._sureness.imagined([state.row for state in states], [class_of(state) for state in states])
+        drafting_s = np.arange(1, depth + 1) * step(np.full((depth, 1), float(len(told))))[:, 0]
+        imagined = self._sureness.imagined([state.row for state in told], [class_of(state) for state in told])
         found = goodputs(
-            self._delivered * imagined, limits, lambda slots: self._costs.seconds(rows, slots), drafting_s.tolist()
+            self._delivered * imagined,
+            limits[sure],
+            rows,
+            lambda slots: self._costs.seconds(rows, slots),
+            drafting_s.tolist(),
         )
         self._levels = int(found[:, 0].argmax()) + 1
         goodput, slots = found[self._levels - 1]
-        return Admitted(np.minimum(limits, max(1, round(slots / rows))), float(goodput))
+        usual = max(1, round(slots / len(told)))
+        return Admitted(np.where(sure, np.minimum(limits, usual), 0), float(goodput))
 
     def _choose_tried(self, states: Sequence[RequestState]) -> None:
         """The next few in turn, so that no request stands for all."""
@@ -259,18 +274,20 @@ class AdaptiveDepth:
         """others: tokens that are checked in any case."""
         told = [self._told[row.state.row] for row in sure]
         drafts = self._sureness.worths([class_of(row.state) for row in sure], told)
-        worths = -np.sort(-drafts, axis=None)[: sum(map(len, told))]
         hopes = _TRIAL_HOPES if self._switch.trying else _HOPES if self._hopeful else 0.0
-        slots = others + np.arange(len(worths) + 1 + LOOKS_AHEAD, dtype=np.float64)
+        tokens = sum(map(len, told))
+        slots = others + np.arange(max(tokens, 2 * len(told)) + 1, dtype=np.float64)
         # By what was planned, not by what came: where a chain ended early its own tokens may be why.
         levels = max(row.depth for row in sure)
         drafting_s = self._costs.drafting(levels, sum(row.depth for row in sure) / levels) or 0.0
         seconds = self._costs.seconds(rows, slots, hopes) + drafting_s
-        drawn = any(row.state.request.sampling.temperature > 0 for row in sure)
-        end = blind_end(worths, rows, seconds) if drawn else best_end(worths, rows, seconds[: len(worths) + 1])
-        if self._switch.trying:
-            end = max(1, end)
-        for row, count in zip(sure, offered(drafts, end), strict=True):
+        if any(row.state.request.sampling.temperature > 0 for row in sure):
+            counts = offered_blindly(drafts, rows, seconds)
+        else:
+            counts = offered(drafts, best_end(-np.sort(-drafts, axis=None)[:tokens], rows, seconds[: tokens + 1]))
+        if self._switch.trying and not any(counts):
+            counts[int(drafts[:, 0].argmax())] = 1
+        for row, count in zip(sure, counts, strict=True):
             row.depth = self._depths[row.state.row] = self._slots[row.state.row] = count
 
     def _size_of_drafts(self) -> tuple[int, float]:

@@ -4,16 +4,17 @@ A draft says how sure it seems of each token, and what it said is set right by h
 a row more is dear, as with many requests at once, the target checks only what will most likely stay. (Drafts cut where
 they are unsure: Kangaroo, Liu et al. 2024; EAGLE-2, Li et al. 2024. Here all requests share one measure.)
 
-Where tokens are drawn, whether one is offered must not depend on which it is: its own worth looks at the dist that it
-was drawn from only, and tokens behind it, which it has a part in, stand behind it in the order of worths. So going
-down that order and stopping by what was passed keeps the law; looking ahead for the best end would not.
+Where tokens are drawn, whether one is offered must not depend on which it is. Its own worth looks at the dist that it
+was drawn from only. But those of tokens behind it look at what it is, and so may those of another request, which draws
+with the same noise where it has the same seed. So of first tokens, whose worths no draw of this round has a part in,
+the best are taken, and behind them each request goes on by itself, as long as a token is worth its price.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,11 +37,6 @@ _REMEMBERED, _OWN = 48, 8
 
 _SCENARIOS = 16
 """Rounds that are imagined for each estimate; fewer where many requests make each of them average by itself."""
-
-LOOKS_AHEAD = 16
-"""Tokens that one going down the order looks forward to, as if they were as good: a dear row may make room for cheap
-ones."""
-
 
 _NEVER_S = 1e9
 """The cost of a round of which nothing is known."""
@@ -79,9 +75,9 @@ class Sureness:
         self._rows: dict[int, deque[Sequence[float]]] = {}
         self._noise = random.Random(0)
 
-    def known(self, kinds: Iterable[RequestClass]) -> bool:
-        """Whether drafts of all these classes were seen."""
-        return all(kind in self._classes for kind in kinds)
+    def knows(self, kind: RequestClass) -> bool:
+        """Whether drafts of this class were seen."""
+        return kind in self._classes
 
     def keep(self, rows: Sequence[int]) -> None:
         """Forget the requests that are none of these."""
@@ -153,19 +149,6 @@ def best_end(worths: FloatArray, rows: int, seconds: FloatArray) -> int:
     return int(goodput.argmax())
 
 
-def blind_end(worths: FloatArray, rows: int, seconds: FloatArray) -> int:
-    """Likewise, but each token is taken by its own worth and those before it only; see the module.
-
-    seconds [n + 1 + `LOOKS_AHEAD`]: how many tokens there are at all may be chance, too.
-    """
-    n = len(worths)
-    goodput = (rows + np.concatenate([[0.0], np.cumsum(worths)])) / seconds[: n + 1]
-    known = np.minimum(seconds, _NEVER_S)  # what was never measured may be infinite
-    rises = [(known[step : step + n] - known[:n]) / step for step in range(1, LOOKS_AHEAD + 1)]
-    worse = np.flatnonzero(worths < np.min(rises, axis=0) * goodput[:n])
-    return int(worse[0]) if len(worse) else n
-
-
 def offered(worths: FloatArray, end: int) -> list[int]:
     """How many tokens of each draft are among the `end` most valuable ones of all; worths [drafts, n], falling."""
     order = np.argsort(-worths.ravel(), kind="stable")  # of equal ones those that stand before the others
@@ -173,15 +156,32 @@ def offered(worths: FloatArray, end: int) -> list[int]:
     return counts
 
 
-def goodputs(imagined: FloatArray, limits: Array, seconds: Seconds, drafting_s: Sequence[float]) -> FloatArray:
+def offered_blindly(worths: FloatArray, rows: int, seconds: FloatArray) -> list[int]:
+    """How many tokens of each draft to offer where they were drawn; see the module.
+
+    worths [drafts, n] as in `offered`; seconds [2 · drafts + 1] of a round of these rows, by how many are offered. What
+    a token behind a first one is to be worth is what one more costs beyond those.
+    """
+    drafts = len(worths)
+    known = np.minimum(seconds, _NEVER_S)  # what was never measured may be infinite
+    firsts = -np.sort(-worths[:, 0])
+    end = best_end(firsts, rows, known[: drafts + 1])
+    price = (known[end + drafts] - known[end]) / drafts * (rows + firsts[:end].sum()) / known[end]
+    worthy = np.cumprod((worths[:, 1:] >= price) & (worths[:, 1:] > 0), axis=1).sum(axis=1).tolist()
+    return [first + more if first else 0 for first, more in zip(offered(worths[:, :1], end), worthy, strict=True)]
+
+
+def goodputs(
+    imagined: FloatArray, limits: Array, rows: int, seconds: Seconds, drafting_s: Sequence[float]
+) -> FloatArray:
     """float64 [depth, 2]: tokens per second, and tokens offered, of rounds with drafts of one level, two, ….
 
-    imagined [rounds, rows, depth] are worths, of which limits [rows] levels each may be had; drafting_s [depth] is what
-    a round waits for drafts of so many levels.
+    imagined [rounds, drafts, depth] are worths, of which limits [drafts] levels each may be had, beside rows in all;
+    drafting_s [depth] is what a round waits for drafts of so many levels.
     """
-    rounds, rows, depth = imagined.shape
+    rounds, drafts, depth = imagined.shape
     allowed = np.where(np.arange(depth) < limits[:, None], imagined, 0.0)
-    round_s = seconds(np.arange(rows * depth + 1, dtype=np.float64))
+    round_s = seconds(np.arange(drafts * depth + 1, dtype=np.float64))
     found = np.empty((depth, 2))
     for level in range(depth):
         worths = -np.sort(-allowed[:, :, : level + 1].reshape(rounds, -1), axis=1)

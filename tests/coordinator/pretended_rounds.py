@@ -58,6 +58,7 @@ class Kind:
     spread: float = 0.15  # from request to request, as a share of the chance
     sure: bool = False
     claimed: float = 1.0
+    depth: int | None = None  # that the requests ask for
 
     def of_one(self, draw: random.Random) -> np.ndarray:
         """The chances of one request."""
@@ -131,7 +132,7 @@ class Pretended:
         states = []
         for kind in kinds:
             self.rows += 1
-            request = SimpleNamespace(depth=None, source=None, sampling=Sampling(temperature=kind.temperature))
+            request = SimpleNamespace(depth=kind.depth, source=None, sampling=Sampling(temperature=kind.temperature))
             chain = SimpleNamespace(tokens=[])
             states.append(SimpleNamespace(row=RowId(self.rows), request=request, longest=10**6, tokens=[], chain=chain))
             self.chances[self.rows] = kind.of_one(self.draw)

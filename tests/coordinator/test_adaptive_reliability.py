@@ -96,6 +96,14 @@ def test_for_few_requests_sure_drafts_are_worth_what_others_are(rows):
         assert against_best(accounts) >= 0.95
 
 
+@pytest.mark.parametrize(("kind", "least"), [(Kind(((0.8,),) * 3, sure=True), 1.15), (HOPELESS_BUT_SURE, 0.95)])
+def test_requests_without_drafts_hide_nobody_elses(kind, least):
+    """Among four of one kind are two of another class that want none: what the four say of themselves is used."""
+    plain = Kind(((0.5,),) * 3, temperature=1.0, depth=0)
+    for accounts in lives([Phase([kind] * 4 + [plain] * 2, 100)] * 8):
+        assert against_plain(accounts) >= least
+
+
 def test_a_draft_that_is_sure_and_wrong_costs_next_to_nothing():
     for accounts in lives([Phase([HOPELESS_BUT_SURE] * 8, 150)] * 6):
         assert against_plain(accounts) >= 0.95
