@@ -89,7 +89,8 @@ def engine(folders, rule, **options):
     )
     slots = config.engine.slot_count
     speculator = small_model.build(config.draft, backends[1], VOCAB)
-    workspace = Workspace(slots, SparseDists(slots, VOCAB, backends[1].device), backends[1].device)
+    store, adaptive = SparseDists(slots, VOCAB, backends[1].device), config.engine.depth_policy == "adaptive"
+    workspace = Workspace(slots, store, backends[1].device, notes_sureness=adaptive)
     worker = DraftWorker(speculator, workspace, vocab_size=VOCAB, shape=config.engine.tree_shape)
     verifier = Verifier(backends[0], vocab_size=VOCAB, engine=config.engine)
     parts = Parts(verifier, target, worker, draft, None, Tokenizer(byte_level()))
