@@ -169,6 +169,8 @@ class Chat:
                         if "error" in event:
                             raise SpecserveError(event["error"]["message"])
                         yield event
+        except httpx.RemoteProtocolError:
+            raise SpecserveError("the answer was cut: the server ended it before it was finished") from None
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         except ValueError:

@@ -189,6 +189,9 @@ def test_a_server_with_keys_is_asked_with_one(monkeypatch, engine) -> None:
             talk(monkeypatch, url, "Hello")
 
 
+CUT = ": cut\n\n"
+
+
 @pytest.fixture
 def broken_server():
     """Serves a model's name, and whatever body it is given for an answer."""
@@ -202,6 +205,9 @@ def broken_server():
 
         def answer(self, body: str) -> None:
             self.send_response(200)
+            if body.startswith(CUT):  # in chunks, of which the last one never comes
+                self.send_header("Transfer-Encoding", "chunked")
+                body = f"{len(body):x}\r\n{body}\r\n"
             self.end_headers()
             self.wfile.write(body.encode())
 
@@ -227,6 +233,7 @@ def event(content: str, finish: str | None) -> str:
         ("", "sent no answer"),
         ("<html>Sign in</html>", "sent no answer"),
         (event("He", None), "the answer was cut"),
+        (CUT + event("He", None), "the answer was cut"),
         (event("He", "abort"), "the answer was cut"),
         (event("Hello", "stop") + "data: [DONE]\n\n", None),
     ],

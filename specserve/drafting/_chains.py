@@ -10,9 +10,8 @@ from math import isfinite
 import numpy as np
 import torch
 
-from specserve.drafting import Job
+from specserve.drafting import Job, _sureness
 from specserve.drafting._kernels import Chances
-from specserve.drafting._sureness import sureness
 from specserve.drafting.workspace import Workspace
 from specserve.errors import SpecserveError
 from specserve.models._stretches import Stretch
@@ -90,13 +89,24 @@ class Picker:
         found = self._at_once(rows, chains, logits)
         tokens, highest = self._in_steps(rows, chains, logits) if found is None else found
         if self._workspace.notes_sureness:
-            slots = np.array([chain.slots[len(chain.tokens)] for chain in chains])
-            heat = np.array([chain.profile.temperature for chain in chains], dtype=np.float32)
-            self._workspace.note_sureness(slots, sureness(logits[:, : self._vocab_size], highest, heat))
+            self._note_sureness(chains, logits, highest)
         for chain, token, value in zip(chains, tokens, highest, strict=True):
             # The largest value of a row is not finite when it holds a NaN or +inf, or nothing but -inf.
             chain.healthy += chain.healthy == len(chain.tokens) and isfinite(value)
             chain.tokens.append(token)
+
+    def _note_sureness(self, chains: Sequence[Chain], logits: torch.Tensor, highest: Sequence[float]) -> None:
+        """How sure the draft is of tokens that were picked and are not appended yet."""
+        slots = np.array([chain.slots[len(chain.tokens)] for chain in chains])
+        drawn = np.array([chain.profile.temperature > 0 for chain in chains])
+        found = np.empty(len(chains), dtype=np.float32)
+        if drawn.any():
+            found[drawn] = _sureness.of_drawn(self._workspace.peaks(slots[drawn]))
+        if not drawn.all():
+            rows = np.flatnonzero(~drawn)
+            mine = logits if not drawn.any() else logits[host.send(torch.from_numpy(rows), logits.device)]
+            found[rows] = _sureness.of_greedy(mine[:, : self._vocab_size], [highest[row] for row in rows.tolist()])
+        self._workspace.note_sureness(slots, found)
 
     def _at_once(
         self, rows: list[int], chains: Sequence[Chain], logits: torch.Tensor

@@ -55,6 +55,10 @@ class DistStore(Protocol):
         """See `Workspace.pick`; ranked int64 [slots, ranks] takes what else was likely. None where it cannot be had."""
         ...
 
+    def peaks(self, slots: torch.Tensor) -> torch.Tensor:
+        """float32 [m]: the largest probability that is kept there."""
+        ...
+
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots, one row each."""
         ...
@@ -99,6 +103,10 @@ class SparseDists:
         """Where logits and slots are on a CPU, in one call."""
         return _kernels.pick(logits, vocab_size, chances, tokens, (self._ids, self._probs, ranked))
 
+    def peaks(self, slots: torch.Tensor) -> torch.Tensor:
+        """Of the likeliest id, which is kept first."""
+        return self._probs[slots, 0].float()
+
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
         return wire.encode_sparse(self._ids[slots], self._probs[slots])
@@ -140,6 +148,10 @@ class DenseDists:
         """There is no kernel that keeps whole dists."""
         del logits, vocab_size, chances, tokens, ranked
         return None
+
+    def peaks(self, slots: torch.Tensor) -> torch.Tensor:
+        """Of the likeliest id."""
+        return self._probs[slots].amax(-1).float()
 
     def ship(self, slots: torch.Tensor) -> Dists:
         """What is kept in these slots."""
@@ -237,6 +249,11 @@ class Workspace:
         """What `rank` kept beside these slots. Raises ProtocolError likewise."""
         self._check(slots)
         found: list[list[int]] = self._ranked[slots].tolist()
+        return found
+
+    def peaks(self, slots: Array) -> Array:
+        """float32 [m]: the largest probabilities kept at slots [m]. Raises ProtocolError likewise."""
+        found: Array = host.read(self._dists.peaks(self._checked(slots)))[0]
         return found
 
     def note_sureness(self, slots: Array, chances: Array) -> None:

@@ -200,8 +200,10 @@ def _check_holds_tensors(device: torch.device) -> None:
     try:
         held = torch.zeros(1, device=device).cpu()
     except Exception as error:  # each kind of device says so in its own way
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"device {str(device)!r} is not there: {reason}; use auto, cpu or cuda") from None
+        reason = "it holds no values" if device.type == "meta" else str(error).partition("\n")[0]
+        raise ConfigError(
+            f"device {str(device)!r} is not there: {reason}; use auto, or see `specserve check`"
+        ) from None
     del held
 
 

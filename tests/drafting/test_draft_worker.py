@@ -84,7 +84,7 @@ def test_a_push_says_how_sure_the_draft_is(temperature: float, form: str) -> Non
         context = [1, 2, *push.tokens.tolist()]
         dists = [torch.softmax(model.logits[context[at], context[at + 1]] / (temperature or 1), -1) for at in range(2)]
         wanted = [float(dist.max()) ** (0.5 if temperature else 1) for dist in dists]
-        assert push.sureness.tolist() == pytest.approx(wanted, rel=1e-4)
+        assert push.sureness.tolist() == pytest.approx(wanted, rel=1e-3)  # as it is kept, in float16
         found.append((push.tokens.tolist(), push.sureness.tolist()))
     assert len({sureness[0] for _, sureness in found}) == 1
     assert temperature == 0 or len({tokens[0] for tokens, _ in found}) > 1
