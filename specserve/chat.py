@@ -21,6 +21,9 @@ Ctrl-C stops an answer.
 """
 
 
+_CUT = "the answer was cut: the server ended it before it was finished"
+
+
 class Chat:
     """One conversation with one server."""
 
@@ -140,7 +143,7 @@ class Chat:
         if not last:
             raise SpecserveError(f"{self._url} sent no answer; is it a specserve server (--url)?")
         if finish in (None, "abort"):
-            raise SpecserveError("the answer was cut: the server ended it before it was finished")
+            raise SpecserveError(_CUT)
         self._print(f"\n{_summary(last, time.perf_counter() - began)}\n")
 
     def _body(self) -> dict[str, Any]:
@@ -170,7 +173,7 @@ class Chat:
                             raise SpecserveError(event["error"]["message"])
                         yield event
         except httpx.RemoteProtocolError:
-            raise SpecserveError("the answer was cut: the server ended it before it was finished") from None
+            raise SpecserveError(_CUT) from None
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         except ValueError:

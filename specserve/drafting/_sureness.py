@@ -19,11 +19,16 @@ def of_greedy(logits: torch.Tensor, highest: Sequence[float]) -> Array:
     most = np.array(highest, dtype=np.float32)
     sound = np.isfinite(most)
     most[~sound] = np.inf
+    with np.errstate(all="ignore"):
+        return np.where(sound, np.minimum(1 / exp_sums(logits, most), 1), 0).astype(np.float32)
+
+
+def exp_sums(logits: torch.Tensor, most: Array) -> Array:
+    """[m]: the sums of e^(logit - most) over logits [m, V], most float32 [m], wherever the logits are."""
     sums = _kernels.exp_sums(logits, most)
     if sums is None:
         (sums,) = host.read((logits - host.send(torch.from_numpy(most), logits.device)[:, None]).exp().sum(-1))
-    with np.errstate(all="ignore"):
-        return np.where(sound, np.minimum(1 / np.asarray(sums), 1), 0).astype(np.float32)
+    return np.asarray(sums)
 
 
 def of_drawn(peaks: Array) -> Array:

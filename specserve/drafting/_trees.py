@@ -16,10 +16,11 @@ import torch
 
 from specserve.drafting import DraftedTree, Job
 from specserve.drafting._chains import Chain, allowed, likeliest
+from specserve.drafting._sureness import exp_sums
 from specserve.drafting.workspace import Workspace
 from specserve.models import TokenTree
 from specserve.models._stretches import Stretch
-from specserve.sampling import _kernels, host
+from specserve.sampling import host
 from specserve.sampling.blocks import peaks
 from specserve.sampling.dists import process
 from specserve.sampling.noise import Purpose, node_places, token_keys, uniform
@@ -292,9 +293,7 @@ def _best(logits: torch.Tensor, width: int, vocab_size: int) -> _Best:
 def _probabilities(logits: torch.Tensor, best: _Best, width: int) -> Array:
     """float32 [m, width]: those of the likeliest ids under the softmax of logits [m, V]; 0 where a row is not sound."""
     highest = np.where(best.sound, best.values[:, 0], np.inf)
-    sums = _kernels.exp_sums(logits, highest)
-    if sums is None:
-        (sums,) = host.read((logits - torch.from_numpy(highest).to(logits.device)[:, None]).exp().sum(-1))
+    sums = exp_sums(logits, highest)
     with np.errstate(all="ignore"):
         found = np.exp(best.values[:, :width] - highest[:, None]) / sums[:, None]
     return np.where(best.sound[:, None], found, 0).astype(np.float32)

@@ -198,13 +198,12 @@ def device_of(config: ModelConfig) -> torch.device:
 def _check_holds_tensors(device: torch.device) -> None:
     """Raise ConfigError for a device that this torch or machine has nothing behind."""
     try:
-        held = torch.zeros(1, device=device).cpu()
+        torch.zeros(1, device=device).cpu()
     except Exception as error:  # each kind of device says so in its own way
         reason = "it holds no values" if device.type == "meta" else str(error).partition("\n")[0]
         raise ConfigError(
             f"device {str(device)!r} is not there: {reason}; use auto, or see `specserve check`"
         ) from None
-    del held
 
 
 def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa", ranks: RankGroup | None = None) -> Any:
