@@ -15,7 +15,8 @@ ARGS ?=
 EDITABLE := --config-settings editable_mode=compat
 # What serves the demo best, faster alone and as fast as plain decoding with many at once, unless ARGS names models or drafts.
 NAMED := $(filter --profile% --target% --draft% --config% --speculat%,$(ARGS))
-SERVED := $(if $(NAMED),,--speculator eagle --set engine.depth_policy=adaptive) $(ARGS)
+BEST := --speculator eagle --depth 6 --set engine.depth_policy=adaptive --set engine.tree=dynamic --set engine.tree_nodes=8
+SERVED := $(if $(NAMED),,$(BEST)) $(ARGS)
 
 .PHONY: serve check-serve test test-all check lint audit figures setup clean
 

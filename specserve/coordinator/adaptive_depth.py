@@ -18,13 +18,13 @@ from enum import Enum, auto
 import numpy as np
 
 from specserve.config import EngineConfig
-from specserve.coordinator.acceptance import Acceptance, class_of
+from specserve.coordinator.acceptance import Acceptance, RequestClass, class_of
 from specserve.coordinator.depth import Checked, DepthPolicy, FixedDepth
 from specserve.coordinator.drafting_switch import DraftingSwitch
 from specserve.coordinator.forecasts import Forecasts
 from specserve.coordinator.marginal_gain import Admitted, admit
 from specserve.coordinator.node_worth import node_worths
-from specserve.coordinator.offers import Sureness, best_end, goodputs, offered, offered_blindly
+from specserve.coordinator.offers import DraftSize, Sureness, Told, best_end, best_size, offered, offered_blindly
 from specserve.coordinator.prompt_reading import PromptReading
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.round_costs import FloatArray, RoundCosts
@@ -92,9 +92,9 @@ class AdaptiveDepth:
         self._shape = static((1,) * limits.depth) if limits.tree is None else limits.tree
         self._acceptance = Acceptance(limits.depth, self._shape.widest)
         self._sureness = Sureness(limits.depth)
-        self._levels = 1  # of chains, where drafts say how sure they are
-        self._told: dict[RowId, list[float]] = {}  # what was said of the chains of this round
-        self._made = 0, 0  # levels and tokens that were drafted for this round, where it waited for them
+        self._levels = 1  # of drafts, where they say how sure they are
+        self._nodes = 1  # and nodes
+        self._made = 0, 0  # levels, and places that got tokens, of what was drafted for this round, where it waited
         self._delivered = 1.0  # share of what admitted drafts promise that is there in time
         self._gain = 1.0  # of drafting over plain decoding
         self._since_offer = 0
@@ -107,6 +107,8 @@ class AdaptiveDepth:
         self._next_tried = 0
         self._depths: dict[RowId, int] = {}
         self._slots: dict[RowId, int] = {}
+        self._guessed: dict[RowId, int] = {}
+        self._kinds: dict[RowId, RequestClass] = {}  # of those that offer tokens by how sure their drafts are
         self._ahead: dict[RowId, int] = {}
         self._asked: dict[RowId, int] = {}  # of `_ahead`, what was drafted for beside the last round
 
@@ -127,6 +129,10 @@ class AdaptiveDepth:
         """One of as many nodes as were admitted."""
         tree = self._limits.tree
         return None if tree is None else tree.within_nodes(self._slots.get(state.row, 0))
+
+    def guessed(self, state: RequestState) -> int:
+        """All that can be used, where it is seen to later what of it is checked (`offer`)."""
+        return self._guessed.get(state.row, 0)
 
     def ahead(self, state: RequestState) -> int:
         """One more than what would be admitted if every draft were there, so that it may be; 0 where nothing would."""
@@ -149,7 +155,8 @@ class AdaptiveDepth:
 
     def plan(self, states: Sequence[RequestState]) -> None:
         """Decide whether to draft, and how much for whom."""
-        self._depths, self._slots, self._hopeful, self._told, self._made = {}, {}, False, {}, (0, 0)
+        self._depths, self._slots, self._guessed, self._kinds = {}, {}, {}, {}
+        self._hopeful, self._made = False, (0, 0)
         if not any(map(self.wanted, states)):
             return
         another = self._acceptance.meet(states)
@@ -205,29 +212,38 @@ class AdaptiveDepth:
         return any(map(self._told_of, states))
 
     def _best_of_sure(self, states: Sequence[RequestState], limits: Array) -> Admitted | None:
-        """The best length of chains, and what of them would be checked on average; None while no round was measured.
+        """The best size of drafts, and what of them would be checked on average; None while no round was measured.
 
         What is drafted for others costs and brings the same, whatever is decided here.
         """
-        rows, step = len(states), self._costs.step_seconds()
-        if self._costs.plain_s(rows) is None or step is None:
+        rows = len(states)
+        if self._costs.plain_s(rows) is None or self._costs.drafting(1, 1.0) is None:
             return None
         sure = np.array([self._told_of(state) for state in states])
         told = [state for state in states if self._told_of(state)]
-        depth = self._limits.depth
-        drafting_s = np.arange(1, depth + 1) * step(np.full((depth, 1), float(len(told))))[:, 0]
         imagined = self._sureness.imagined([state.row for state in told], [class_of(state) for state in told])
-        found = goodputs(
-            self._delivered * imagined,
+        size, goodput, slots = best_size(
+            [worths._replace(values=self._delivered * worths.values) for worths in imagined],
             limits[sure],
             rows,
             lambda slots: self._costs.seconds(rows, slots),
-            drafting_s.tolist(),
+            self._sizes(len(told)),
         )
-        self._levels = int(found[:, 0].argmax()) + 1
-        goodput, slots = found[self._levels - 1]
+        self._levels, self._nodes = size.levels, size.nodes
         usual = max(1, round(slots / len(told)))
-        return Admitted(np.where(sure, np.minimum(limits, usual), 0), float(goodput))
+        return Admitted(np.where(sure, np.minimum(limits, usual), 0), goodput)
+
+    def _sizes(self, drafts: int) -> list[DraftSize]:
+        """Chains, the largest trees, and trees between them, of each number of levels."""
+        sizes: list[tuple[int, int]] = []
+        for levels in range(1, self._limits.depth + 1):
+            most = self._shape.nodes(levels)
+            sizes += [(levels, nodes) for nodes in sorted({levels, (levels + most + 1) // 2, most})]
+        found: list[DraftSize] = []
+        for levels, nodes in sizes:
+            places = drafts * self._shape.within_nodes(nodes).parents(levels) / levels
+            found.append(DraftSize(levels, nodes, self._costs.drafting(levels, places) or 0.0))
+        return found
 
     def _choose_tried(self, states: Sequence[RequestState]) -> None:
         """The next few in turn, so that no request stands for all."""
@@ -242,65 +258,80 @@ class AdaptiveDepth:
         if self._timing is DraftTiming.AHEAD:
             there = np.minimum(limits, [len(state.chain.tokens) for state in states])
         trying = self._switch.trying
-        if self._timing is DraftTiming.WAITED and self._limits.tree is None and self._are_sure(states):
-            slots = self._chains_of_sure(states, limits)
+        if self._timing is DraftTiming.WAITED and self._are_sure(states):
+            depths, slots = self._drafts_of_sure(states, limits)
+            guessed = np.where(depths > 0, limits, 0)
         else:
             slots = self._trial(states, there) if trying else self._most_gain(states, limits, there)
-        depths = np.minimum(slots, there)  # a tree goes as deep as it has nodes, where the draft is sure of itself
+            guessed = depths = np.minimum(slots, there)  # a tree goes as deep as it has nodes, if the draft is so sure
         rows = [state.row for state in states]
         self._depths = dict(zip(rows, depths.tolist(), strict=True))
         self._slots = dict(zip(rows, slots.tolist(), strict=True))
+        self._guessed = dict(zip(rows, guessed.tolist(), strict=True))
 
-    def _chains_of_sure(self, states: Sequence[RequestState], limits: Array) -> Array:
-        """One length for all that take part; now and then one token more, so that longer ones are known, too."""
+    def _drafts_of_sure(self, states: Sequence[RequestState], limits: Array) -> tuple[Array, Array]:
+        """Levels, the same for all that take part, and tokens; now and then more, so that larger ones are known."""
         self._drafted_rounds += 1
         trying = self._switch.trying
         if not trying and self._drafted_rounds % _HOPEFUL == 0:
             self._hopeful = self._switch.may_lose
         part = np.array([not trying or state.row in self._tried for state in states])
-        return np.where(part, np.minimum(limits, self._levels + self._hopeful), 0)
+        levels = np.where(part, np.minimum(limits, self._levels + self._hopeful), 0)
+        shape = self._shape if self._hopeful else self._shape.within_nodes(self._nodes)
+        return levels, np.array([shape.nodes(count) for count in levels.tolist()])
 
     def offer(self, rows: Sequence[TargetRow]) -> None:
-        """Of chains whose draft says how sure it is, what is worth checking."""
+        """Of drafts that say how sure they are, what is worth checking."""
         if self._timing is not DraftTiming.WAITED:
             return
-        drafted = [row for row in rows if row.due and row.depth and row.state.chain.tokens]
-        lengths = [min(row.depth, row.state.chain.depth) for row in drafted]
-        self._made = max(lengths, default=0), sum(len(row.state.chain.first(row.depth)) for row in drafted)
-        sure = [row for row in drafted if row.state.chain.sureness]
+        offering = [row for row in rows if row.due and row.depth and row.state.chain.tokens]
+        drafts = [row.state.chain.first(row.depth) for row in offering]
+        made = [draft for row, draft in zip(offering, drafts, strict=True) if row.state.guessed_by is None]
+        self._made = max((draft.depth for draft in made), default=0), sum(draft.dist_count for draft in made)
+        sure = [(row, draft) for row, draft in zip(offering, drafts, strict=True) if draft.sureness]
         if not sure:
             return
-        self._told = {row.state.row: row.state.chain.sureness[: row.depth] for row in sure}
-        for row in sure:
-            self._sureness.saw(row.state.row, class_of(row.state), self._told[row.state.row])
+        told = [Told(draft.sureness, draft.above) for _, draft in sure]
+        for (row, _), each in zip(sure, told, strict=True):
+            state, kind = row.state, class_of(row.state)
+            if state.guessed_by is None:
+                large = row.shape is None or row.shape.most_nodes >= self._shape.most_nodes
+                self._sureness.saw(state.row, kind, each, large=large)
+            self._kinds[state.row] = kind if state.guessed_by is None else (state.guessed_by, kind[1])
         if self._costs.plain_s(len(rows)) is not None:
-            others = self._made[1] - sum(map(len, self._told.values()))
-            self._choose_offered(sure, len(rows), others)
+            others = sum(map(len, drafts)) - sum(len(draft) for _, draft in sure)
+            self._choose_offered([row for row, _ in sure], told, len(rows), others)
 
-    def _choose_offered(self, sure: Sequence[TargetRow], rows: int, others: int) -> None:
+    def _choose_offered(self, sure: Sequence[TargetRow], told: Sequence[Told], rows: int, others: int) -> None:
         """others: tokens that are checked in any case."""
-        told = [self._told[row.state.row] for row in sure]
-        drafts = self._sureness.worths([class_of(row.state) for row in sure], told)
+        drafts = self._sureness.worths([self._kinds[row.state.row] for row in sure], told)
         hopes = _TRIAL_HOPES if self._switch.trying else _HOPES if self._hopeful else 0.0
-        tokens = sum(map(len, told))
-        slots = others + np.arange(max(tokens, 2 * len(told)) + 1, dtype=np.float64)
+        blind = any(row.state.request.sampling.temperature > 0 for row in sure)
+        tokens = sum(len(each.parents) for each in told)
+        most = sum(each.parents.count(-1) for each in told) + len(told) if blind else tokens
+        slots = others + np.arange(most + 1, dtype=np.float64)
         # By what was planned, not by what came: where a chain ended early its own tokens may be why.
-        levels = max(row.depth for row in sure)
-        drafting_s = self._costs.drafting(levels, sum(row.depth for row in sure) / levels) or 0.0
+        waited = [row for row in sure if row.state.guessed_by is None]
+        levels = max((row.depth for row in waited), default=0)
+        made = sum(row.depth if row.shape is None else row.shape.parents(row.depth) for row in waited)
+        drafting_s = (self._costs.drafting(levels, made / levels) if levels else None) or 0.0
         seconds = self._costs.seconds(rows, slots, hopes) + drafting_s
-        if any(row.state.request.sampling.temperature > 0 for row in sure):
-            counts = offered_blindly(drafts, rows, seconds)
+        if blind:
+            chosen = offered_blindly(drafts, rows, seconds)
         else:
-            counts = offered(drafts, best_end(-np.sort(-drafts, axis=None)[:tokens], rows, seconds[: tokens + 1]))
-        if self._switch.trying and not any(counts):
-            counts[int(drafts[:, 0].argmax())] = 1
-        for row, count in zip(sure, counts, strict=True):
-            row.depth = self._depths[row.state.row] = self._slots[row.state.row] = count
+            falling = -np.sort(-drafts.values, axis=None)[:tokens]
+            chosen = offered(drafts.values, best_end(falling, rows, seconds))
+        if self._switch.trying and not chosen.any():
+            chosen[int(drafts.values[:, 0].argmax()), 0] = True
+        for row, levels_of, mine in zip(sure, drafts.levels, chosen, strict=True):
+            row.chosen = np.flatnonzero(mine).tolist()
+            row.depth = self._depths[row.state.row] = int(levels_of[mine].max(initial=-1)) + 1
+            self._slots[row.state.row] = len(row.chosen)
 
     def _size_of_drafts(self) -> tuple[int, float]:
-        """Levels, and tokens of each, of what was drafted for this round."""
-        levels, tokens = self._made
-        return levels, tokens / max(1, levels)
+        """Levels, and places of each, of what was drafted for this round."""
+        levels, places = self._made
+        return levels, places / max(1, levels)
 
     def _trial(self, states: Sequence[RequestState], there: Array) -> Array:
         """The slots that would be best if all went well, at least one, for the requests that take part."""
@@ -362,15 +393,13 @@ class AdaptiveDepth:
         """Learn from a round: of acceptance always, of costs where it held decode rows only."""
         self._since_offer += 1
         offers = [each for each in checked if each.offered]
-        unsure = [each for each in offers if each.row not in self._told]
+        unsure = [each for each in offers if each.row not in self._kinds]
         if unsure:
             self._acceptance.observe(unsure, self._since_offer)
             self._since_offer = 0
-        sure = [each for each in offers if each.row in self._told]
+        sure = [each for each in offers if each.row in self._kinds]
         if sure:
-            told = [self._told[each.row][: each.offered] for each in sure]
-            kinds = [self._acceptance.class_of(each.row) for each in sure]
-            self._sureness.observe(kinds, told, [each.kept for each in sure])
+            self._sureness.observe([self._kinds[each.row] for each in sure], [each.tried for each in sure])
         nodes = sum(each.nodes for each in offers)
         planned = sum(self._slots.get(each.row, 0) for each in checked)
         if planned and self._timing is not DraftTiming.AHEAD:
@@ -389,7 +418,7 @@ class AdaptiveDepth:
                 self._charge(stats, levels, made, sum(each.kept + 1 for each in checked))
 
     def _observe_reading(self, stats: RoundStats, levels: int, made: float) -> None:
-        """made: tokens of each level."""
+        """made: places of each level that got tokens."""
         self._reading.observe(stats.wall_s, stats.prefill_tokens)
         drafting = self._costs.drafting(levels, made)
         if self._switch.on and self._switch.active and drafting is not None:

@@ -84,6 +84,15 @@ class Chain:
         sure = self.sureness[:count]
         return Chain(*cut, self.dists, self.row, sureness=sure, next_slot=behind, plan=self.plan)
 
+    def only(self, numbers: Sequence[int]) -> Chain:
+        """These of its tokens, in order, each with all that are before it and with its siblings before it."""
+        return self.first(len(numbers))
+
+    def tried(self, last: int) -> list[tuple[float, bool]]:
+        """How sure the draft was of each token whose turn came, where it said, and whether it was kept."""
+        turns = self.sureness[: last + 2]
+        return [(sure, place <= last) for place, sure in enumerate(turns)]
+
     def fed_along(self, tokens: Sequence[int]) -> int:
         """How many of these committed tokens, from the first on without a gap, were drafted here and fed."""
         for place, (drafted, token) in enumerate(zip(self.tokens[: self.fed], tokens, strict=False)):

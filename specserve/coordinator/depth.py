@@ -22,7 +22,7 @@ class Checked(NamedTuple):
     """What one decode row offered in a round, a chain of so many tokens, and how many of them the target kept.
 
     Of a tree: its levels, the length of the path that was kept, and what was met on it, as `Tree.met` says; `nodes`
-    are all of it.
+    are all of it. tried: see `Chain.tried`.
     """
 
     row: RowId
@@ -30,6 +30,7 @@ class Checked(NamedTuple):
     kept: int
     nodes: int
     met: Sequence[tuple[int, int]] | None = None
+    tried: Sequence[tuple[float, bool]] = ()
 
 
 def checked_of(current: Round, verdict: Verdict, commits: Sequence[Commit]) -> list[Checked]:
@@ -40,7 +41,7 @@ def checked_of(current: Round, verdict: Verdict, commits: Sequence[Commit]) -> l
 
 def _checked(row: RowId, chain: Chain, last: int, kept: int) -> Checked:
     met = chain.met(last) if isinstance(chain, Tree) else None
-    return Checked(row, chain.depth, kept, len(chain.tokens), met)
+    return Checked(row, chain.depth, kept, len(chain.tokens), met, chain.tried(last) if chain.sureness else ())
 
 
 class DepthPolicy(Protocol):
@@ -61,6 +62,10 @@ class DepthPolicy(Protocol):
 
     def shape(self, state: RequestState) -> TreeShape | None:
         """The limits of its tree in that round; None where chains are drafted."""
+        ...
+
+    def guessed(self, state: RequestState) -> int:
+        """The most tokens of a guess in that round, which takes no time to make: no fewer than `of` says."""
         ...
 
     def ahead(self, state: RequestState) -> int:
@@ -116,6 +121,10 @@ class FixedDepth:
         """The deployment's."""
         del state
         return self.tree
+
+    def guessed(self, state: RequestState) -> int:
+        """As many as of any other draft."""
+        return self.of(state)
 
     def ahead(self, state: RequestState) -> int:
         """What is wanted; the outcome that it is drafted for may leave less."""

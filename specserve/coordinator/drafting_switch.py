@@ -8,7 +8,7 @@ with two arms.)
 
 from __future__ import annotations
 
-_WINDOW, _OFF_WINDOW = 4, 16
+_WINDOW, _OFF_WINDOW = 8, 16
 """Rounds between two looks at whether drafting pays: while on, and while off, where little is learned."""
 
 _CLEAR, _LOST = 1.05, 1.0

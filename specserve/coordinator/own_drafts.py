@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from specserve.coordinator.chain import NOTHING, Chain
 from specserve.coordinator.commits import Commit
+from specserve.coordinator.guess_chances import GuessChances
 from specserve.coordinator.lookup_worth import LookupWorth
 from specserve.coordinator.requests import RequestState
 from specserve.coordinator.scheduler import TargetRow
@@ -72,7 +73,8 @@ class OwnDrafts:
         self._speculator = speculator
         self._open: dict[int, dict[SourceName, LooksUp]] = {}
         self._lookup = lookup
-        self._matched: dict[int, int] = {}  # by row, the length of the match that its chain followed
+        self._chances = GuessChances()
+        self._guessed: dict[int, tuple[SourceName, int]] = {}  # by row, whose guess it has, and how long a match was
         self._drafted: set[int] = set()  # rows that were left to the deployment's speculator, where one looks up, too
 
     def check(self, request: Request) -> None:
@@ -103,17 +105,17 @@ class OwnDrafts:
         if state.guessed_by is not None and not state.chain.held:  # of a round without a verdict: nobody else's draft
             state.chain = NOTHING
         state.guessed_by = None
-        if self._matched:
-            self._matched.pop(state.row, None)
+        if self._guessed:
+            self._guessed.pop(state.row, None)
         request = state.request
         named = request.source is not None
         source = self._source(request) if named or request.prediction else None
         if source is None or row.depth == 0:
             return source is not None if named else self._look_up(row, alone)
-        guess = self._opened(state, source).guess(state.row, row.depth + 1)
+        guess = self._opened(state, source).guess(state.row, row.guessed + 1)
         if not guess and not named:
             return self._look_up(row, alone)
-        self._offer(row, source, guess)
+        self._offer(row, source, guess, 0)
         state.predicted = guess if source == PREDICTION else []
         return True
 
@@ -121,18 +123,19 @@ class OwnDrafts:
         state, lookup = row.state, self._lookup
         if lookup is None or row.depth == 0:
             return False
-        matched, guess = self._opened(state, lookup.source).look_up(state.row, row.depth)
+        matched, guess = self._opened(state, lookup.source).look_up(state.row, row.guessed)
         if not guess or not (alone or lookup.better(matched)):
             return False
-        self._offer(row, lookup.source, guess)
-        self._matched[state.row] = matched
+        self._offer(row, lookup.source, guess, matched)
         return True
 
-    def _offer(self, row: TargetRow, source: SourceName, guess: list[int]) -> None:
-        state = row.state
+    def _offer(self, row: TargetRow, source: SourceName, guess: list[int], matched: int) -> None:
+        state, tokens = row.state, guess[: row.guessed]
         self._slots.free(state.chain.held)
-        state.chain = Chain(guess[: row.depth]) if guess else NOTHING
-        row.depth = min(row.depth, len(guess))
+        sureness = [self._chances.of(source, matched)] * len(tokens)
+        state.chain = Chain(tokens, sureness=sureness) if tokens else NOTHING
+        row.depth = len(tokens)
+        self._guessed[state.row] = source, matched
         state.guessed_by = source
         state.predicted = []
 
@@ -158,16 +161,18 @@ class OwnDrafts:
             row = commit.state.row
             for guesser in self._open.get(row, {}).values():
                 guesser.extend(row, commit.tokens)
+            source, matched = self._guessed.get(row, (None, 0))
+            if source is not None and commit.offered:
+                self._chances.observe(source, matched, commit.offered, commit.kept)
             if self._lookup is None:
                 continue
-            matched = self._matched.get(row)
-            if matched is not None:
+            if source == self._lookup.source and matched:
                 self._lookup.looked_up(matched, commit.kept)
             elif row in self._drafted:
                 self._lookup.drafted(commit.kept)
 
     def forget(self, state: RequestState) -> None:
         """The request ended or was preempted; a preempted one is opened anew."""
-        self._matched.pop(state.row, None)
+        self._guessed.pop(state.row, None)
         for guesser in self._open.pop(state.row, {}).values():
             guesser.close(state.row)

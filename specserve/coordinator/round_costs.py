@@ -289,10 +289,11 @@ class RoundCosts:
 
     def drafting(self, levels: int, tokens: float) -> float | None:
         """The cost of so many levels of drafts, of `tokens` each; None where nobody waits for drafts."""
-        step = self.step_seconds()
-        if step is None:
+        known = self._draft_steps
+        if not known:
             return None
-        return levels * float(step(np.full((max(1, levels), 1), tokens))[-1, 0])
+        sizes, costs = self._step_fit(min(known, key=lambda each: abs(each - max(1, levels))))
+        return levels * float(np.interp(tokens, sizes, costs))
 
     def _step_fit(self, levels: int) -> tuple[list[float], list[float]]:
         """Tokens that a step makes where so many levels are drafted, and what it costs."""

@@ -110,7 +110,7 @@ def checked_rows(
             row.feed,
             row.due,
             len(row.state.tokens),
-            row.state.chain.first(row.depth) if row.due else NOTHING,
+            row.draft if row.due else NOTHING,
             shows is not None and shows(row.state),
             None if next_depth is None else next_depth(row.state),
             row.state.again(row.start, row.feed) if row.state.target_lost else 0,

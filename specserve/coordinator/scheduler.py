@@ -16,6 +16,7 @@ from typing import Protocol
 
 from specserve.config import EngineConfig
 from specserve.coordinator.blocks import BlockPool
+from specserve.coordinator.chain import Chain
 from specserve.coordinator.requests import RequestState, Stage
 from specserve.coordinator.sharing import reusable, shareable, siblings
 from specserve.tree_shape import TreeShape
@@ -25,7 +26,9 @@ from specserve.tree_shape import TreeShape
 class TargetRow:
     """One request's share of a target forward: tokens[start : start + feed] and, when due, drafts to `depth`.
 
-    due: the feed ends at the newest committed token. shape: the limits of its tree, where trees are drafted.
+    due: the feed ends at the newest committed token. shape: the limits of its tree, where trees are drafted. guessed:
+    the most tokens of a guess that nobody waits for. chosen: the numbers of those of its drafted tokens that are
+    checked; None for all.
     """
 
     state: RequestState
@@ -34,6 +37,19 @@ class TargetRow:
     depth: int
     due: bool
     shape: TreeShape | None = None
+    guessed: int = 0
+    chosen: Sequence[int] | None = None
+
+    @property
+    def most(self) -> int:
+        """The most drafted tokens that it may check."""
+        return max(self.guessed, drafted(self.depth, self.shape))
+
+    @property
+    def draft(self) -> Chain:
+        """What of its request's draft is to be checked."""
+        whole = self.state.chain.first(self.depth)
+        return whole if self.chosen is None else whole.only(self.chosen)
 
 
 class DraftSizes(Protocol):
@@ -41,6 +57,7 @@ class DraftSizes(Protocol):
 
     def of(self, state: RequestState) -> int: ...
     def shape(self, state: RequestState) -> TreeShape | None: ...
+    def guessed(self, state: RequestState) -> int: ...
 
 
 class Scheduler:
@@ -109,14 +126,14 @@ class Scheduler:
             if state.stage is Stage.RUNNING:
                 depth, shape = depth_of(state), self.policy.shape(state) if trees else None
                 fitting = min(share, depth) if shape is None else shape.within(depth, share)
-                self._add_decode(rows, state, fitting, shape)
+                self._add_decode(rows, state, fitting, shape, min(share, self.policy.guessed(state)))
         if reading:
             self._add_prompts(rows)
         return [row for row in rows if row.state.stage is Stage.RUNNING]
 
     def _add_prompts(self, rows: list[TargetRow]) -> None:
         """Rows of requests that do not decode yet, beside these of those that do."""
-        budget = self._config.max_batch_tokens - sum(row.feed + drafted(row.depth, row.shape) for row in rows)
+        budget = self._config.max_batch_tokens - sum(row.feed + row.most for row in rows)
         if rows:
             budget = min(budget, self._config.prefill_budget)
         for state in list(self.running):
@@ -172,17 +189,19 @@ class Scheduler:
             left -= min(self._config.prefill_chunk, self._config.prefill_budget, left)
         return left // decoding
 
-    def _add_decode(self, rows: list[TargetRow], state: RequestState, depth: int, shape: TreeShape | None) -> None:
+    def _add_decode(
+        self, rows: list[TargetRow], state: RequestState, depth: int, shape: TreeShape | None, guessed: int
+    ) -> None:
         length = len(state.tokens)
-        reach = length + (depth if shape is None else drafted(depth, shape))
+        reach = length + max(guessed, depth if shape is None else drafted(depth, shape))
         # Most rows have their blocks already: a glance spares them the call.
         if reach + self.lookahead > len(state.target_table) * self._blocks.block_tokens and not self._cover(
             state, reach
         ):
-            depth = 0
+            depth = guessed = 0
             if not self._make_room(state, length):
                 return
-        rows.append(TargetRow(state, state.target_cached, 1, depth, True, shape))
+        rows.append(TargetRow(state, state.target_cached, 1, depth, True, shape, guessed))
 
     def _add_feed(self, rows: list[TargetRow], state: RequestState, budget: int) -> int:
         lacking = len(state.tokens) - state.target_cached

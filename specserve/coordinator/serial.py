@@ -262,10 +262,11 @@ def _trees(push: Push, rows: list[DraftRow], shape: TreeShape) -> list[Chain]:
     """Likewise trees, whose families are no wider than the shape's."""
     lengths = push.chain_lengths.tolist()
     columns = [split(column, lengths) for column in (push.tokens, push.parents, push.slots, push.fed)]
+    sure = split(push.sureness, lengths if len(push.sureness) else [0] * len(lengths))
     trees: list[Chain] = []
     at = 0
-    for row, tokens, parents, slots, fed in zip(rows, *columns, strict=True):
-        tree = tree_of(tokens, parents, slots, [bool(each) for each in fed])
+    for row, tokens, parents, slots, fed, told in zip(rows, *columns, sure, strict=True):
+        tree = tree_of(tokens, parents, slots, [bool(each) for each in fed], told)
         if not set(slots) <= set(row.slots) or tree.depth > row.levels or len(tokens) > row.nodes:
             raise ProtocolError(f"push for plan {push.plan} has a tree beyond its lease")
         if max(Counter(parents).values(), default=0) > shape.widest:

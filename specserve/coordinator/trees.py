@@ -48,12 +48,45 @@ class Tree(Chain):
         """The first `count` levels of it."""
         if count >= self.depth:
             return self
-        nodes = sum(1 for level in self.levels if level < count)
-        kept = self.families[:nodes]
-        slots = self.slots[: kept[-1] + 1] if kept else []
-        parents, levels = self.parents[:nodes], self.levels[:nodes]
-        fed = min(self.fed, count)
-        return Tree(self.tokens[:nodes], slots, fed, self.dists, self.row, parents, kept, levels)
+        return self.only(range(sum(1 for level in self.levels if level < count)))
+
+    def only(self, numbers: Sequence[int]) -> Tree:
+        """See `Chain`. Families keep their numbers, and so their slots."""
+        place = {number: at for at, number in enumerate(numbers)}
+        families = [self.families[number] for number in numbers]
+        parents = [place.get(self.parents[number], -1) for number in numbers]
+        levels = [self.levels[number] for number in numbers]
+        spine = self._first_children()[: self.fed]
+        fed = next((at for at, number in enumerate(spine) if number not in place), self.fed)
+        return Tree(
+            [self.tokens[number] for number in numbers],
+            self.slots[: families[-1] + 1] if families else [],
+            fed,
+            self.dists,
+            self.row,
+            parents,
+            families,
+            levels,
+            sureness=[self.sureness[number] for number in numbers] if self.sureness else [],
+        )
+
+    def _first_children(self) -> list[int]:
+        """The first children from the root on."""
+        spine: list[int] = []
+        for node, parent in enumerate(self.parents):
+            if parent == (spine[-1] if spine else -1):
+                spine.append(node)
+        return spine
+
+    def tried(self, last: int) -> list[tuple[float, bool]]:
+        """See `Chain`: the children of the places on the way to node `last`, and its own."""
+        way = {-1}
+        node = last
+        while node >= 0:
+            way.add(node)
+            node = self.parents[node]
+        turns = zip(self.sureness, self.parents, strict=False)
+        return [(sure, node in way) for node, (sure, parent) in enumerate(turns) if parent in way]
 
     def path(self, last: int) -> list[int]:
         """The tokens from the first one to node `last`; none for −1."""
@@ -105,7 +138,9 @@ class Tree(Chain):
         return min(self.fed, len(tokens))
 
 
-def tree_of(tokens: list[int], parents: list[int], slots: list[int], fed: list[bool]) -> Tree:
+def tree_of(
+    tokens: list[int], parents: list[int], slots: list[int], fed: list[bool], sureness: list[float] | None = None
+) -> Tree:
     """The tree of these nodes, all as they were pushed. Raises ProtocolError for what is no tree, level by level."""
     levels: list[int] = []
     for node, parent in enumerate(parents):
@@ -120,7 +155,7 @@ def tree_of(tokens: list[int], parents: list[int], slots: list[int], fed: list[b
     whole = len(set(parents)) == len(held) and all(of_family[f] == p for f, p in zip(families, parents, strict=True))
     if not ordered or not whole or len(set(zip(parents, tokens, strict=True))) < len(tokens):
         raise ProtocolError("a tree whose families are not those of its nodes' parents, level by level")
-    return Tree(tokens, held, _spine(parents, fed), None, 0, parents, families, levels)
+    return Tree(tokens, held, _spine(parents, fed), None, 0, parents, families, levels, sureness=sureness or [])
 
 
 def _spine(parents: Sequence[int], fed: Sequence[bool]) -> int:

@@ -155,13 +155,15 @@ class DraftedTree:
 
     parents is −1 for those behind the feed; families number the place with children that a node belongs to, which is
     its slot's number in the job, and never falls; fed [f] are the nodes whose KV was written, in the order of their
-    positions in the row's pages.
+    positions in the row's pages. sureness are the chances that nodes seem to have of being kept where those before them
+    are, where that is noted.
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     families: list[int] = field(default_factory=list)
     fed: list[int] = field(default_factory=list)
+    sureness: list[float] = field(default_factory=list)
 
     def spine(self) -> list[int]:
         """The tokens that stand where a chain's would, from the first on: only these need not be fed again."""

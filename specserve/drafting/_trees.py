@@ -16,12 +16,10 @@ import torch
 
 from specserve.drafting import DraftedTree, Job
 from specserve.drafting._chains import Chain, allowed, likeliest
-from specserve.drafting._sureness import exp_sums
+from specserve.drafting._sureness import exp_sums, of_drawn
 from specserve.drafting.workspace import Workspace
 from specserve.models import TokenTree
 from specserve.models._stretches import Stretch
-from specserve.sampling import host
-from specserve.sampling.blocks import peaks
 from specserve.sampling.dists import process
 from specserve.sampling.noise import Purpose, node_places, token_keys, uniform
 from specserve.sampling.profiles import Settings
@@ -59,13 +57,15 @@ class _Tree:
 
     def add(self, each: _Place, tokens: Sequence[int]) -> None:
         """A place's children, up to the first that is none (−1)."""
-        for token, worth in zip(tokens, each.worths, strict=False):
+        before = self.worth_of(each.place)
+        for token, chance in zip(tokens, each.chances, strict=False):
             if token < 0:
                 return
             self.grown.tokens.append(token)
             self.grown.parents.append(each.place)
             self.grown.families.append(each.family)
-            self.worth.append(worth)
+            self.grown.sureness.append(chance)
+            self.worth.append(before * chance)
 
     def left(self) -> int:
         """Nodes that it may still have."""
@@ -93,12 +93,12 @@ class _Tree:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One row of logits: a place, its family, what its children are worth, and the first one's rank in its level."""
+    """One row of logits: a place, its family, its children's chances there, and the first one's rank in its level."""
 
     tree: _Tree
     place: int
     family: int
-    worths: Sequence[float] = ()
+    chances: Sequence[float] = ()
     rank: int = 0
 
 
@@ -155,12 +155,13 @@ class Growth:
         logits = allowed(logits, paths, self._vocab_size)
         best = _best(logits, self._shape.widest, self._vocab_size)
         settings = _settings(places)
-        dist = None if settings is None else self._keep(places, settings, logits)
-        if all(map(self._whole, growing)):
-            worths = [[1.0] * self._shape.children(each.tree.level) for each in places]
+        if settings is not None:
+            self._keep(places, settings, logits)
+        if all(map(self._whole, growing)) and not self._workspace.notes_sureness:
+            chances = [[1.0] * self._shape.children(each.tree.level) for each in places]
         else:
-            worths = self._worths(growing, places, self._chances(settings, logits, best, dist))
-        places = self._allot(places, worths, best.sound.tolist())
+            chances = self._wanted(growing, places, self._chances(places, settings, logits, best))
+        places = self._allot(places, chances, best.sound.tolist())
         before = [len(tree.grown.tokens) for tree in growing]
         self._add(places, settings, best)
         for tree, first in zip(growing, before, strict=True):
@@ -170,17 +171,19 @@ class Growth:
         """Whether it has room for all children that its places may have, so that none needs to be chosen."""
         return self._shape.whole(tree.job.levels, tree.job.nodes)
 
-    def _keep(self, places: Sequence[_Place], settings: Settings, logits: torch.Tensor) -> torch.Tensor:
-        """Keep and return what tokens are drawn from, [m, V]."""
+    def _keep(self, places: Sequence[_Place], settings: Settings, logits: torch.Tensor) -> None:
+        """Keep what tokens are drawn from, by logits [m, V]."""
         dist = process(logits, settings.temperature, settings.top_p, settings.top_k, self._vocab_size, settings.min_p)
         self._workspace.put(_slots(places), dist)
-        return dist
 
-    def _worths(self, growing: Sequence[_Tree], places: Sequence[_Place], chances: Array) -> list[list[float]]:
-        """What the first, second, … child of each place is worth, by `_chances`; as many as it is to have."""
+    def _wanted(self, growing: Sequence[_Tree], places: Sequence[_Place], chances: Array) -> list[list[float]]:
+        """Of these `_chances` of each place's first, second, … child those of as many as it is to have."""
+        all_chances = [
+            row[: self._shape.children(each.tree.level)] for each, row in zip(places, chances.tolist(), strict=True)
+        ]
         worths = [
-            [each.tree.worth_of(each.place) * chance for chance in row[: self._shape.children(each.tree.level)]]
-            for each, row in zip(places, chances.tolist(), strict=True)
+            [each.tree.worth_of(each.place) * chance for chance in row]
+            for each, row in zip(places, all_chances, strict=True)
         ]
         counts: list[int] = []
         for tree in growing:
@@ -189,32 +192,29 @@ class Growth:
                 counts += map(len, mine)
             else:
                 counts += shares(mine, tree.left(), tree.level + 1, tree.job.levels - tree.level - 1)
-        return [row[:count] for row, count in zip(worths, counts, strict=True)]
+        return [row[:count] for row, count in zip(all_chances, counts, strict=True)]
 
-    def _chances(
-        self, settings: Settings | None, logits: torch.Tensor, best: _Best, dist: torch.Tensor | None
-    ) -> Array:
+    def _chances(self, places: Sequence[_Place], settings: Settings | None, logits: torch.Tensor, best: _Best) -> Array:
         """float32 [m, width]: how often the first, second, … child of each place seems to be what comes next.
 
-        The likeliest tokens have their probabilities. A drawn one is kept as often as both models' dists overlap,
-        whatever its own probability is: that is taken to be the root of the largest one, and each next sibling to have
-        that share of what the ones before it left.
+        The likeliest tokens have their probabilities. A drawn one is kept as often as both models' dists overlap
+        (`of_drawn`), and each next sibling is taken to have that share of what the ones before it left.
         """
         width = min(self._shape.widest, self._vocab_size)
         chances = _probabilities(logits[:, : self._vocab_size], best, width)
-        if settings is not None and dist is not None:
-            drawn = np.flatnonzero(settings.temperature.numpy() != 0)
-            (overlap,) = host.read(peaks(dist[torch.from_numpy(drawn)])[1][:, None].sqrt())
-            chances[drawn] = np.nan_to_num(overlap * (1 - overlap) ** np.arange(width))
+        drawn = np.array([] if settings is None else settings.temperature.numpy().nonzero()[0], dtype=np.int64)
+        if len(drawn):
+            overlap = of_drawn(self._workspace.peaks(_slots(places)[drawn]))[:, None]
+            chances[drawn] = overlap * (1 - overlap) ** np.arange(width)
         return chances
 
     def _allot(
-        self, places: Sequence[_Place], worths: Sequence[Sequence[float]], finite: Sequence[bool]
+        self, places: Sequence[_Place], chances: Sequence[Sequence[float]], finite: Sequence[bool]
     ) -> list[_Place]:
-        """The places with their children's worths, none where nothing can follow, and ranks in their level."""
+        """The places with their children's chances, none where nothing can follow, and ranks in their level."""
         allotted: list[_Place] = []
         ranks: dict[int, int] = {}
-        for each, row, sound in zip(places, worths, finite, strict=True):
+        for each, row, sound in zip(places, chances, finite, strict=True):
             rank = ranks.get(id(each.tree), 0)
             mine = row if sound else ()
             allotted.append(_Place(each.tree, each.place, each.family, mine, rank))
@@ -222,7 +222,7 @@ class Growth:
         return allotted
 
     def _add(self, places: Sequence[_Place], settings: Settings | None, best: _Best) -> None:
-        width = max(len(each.worths) for each in places)
+        width = max(len(each.chances) for each in places)
         if width:
             for each, tokens in zip(places, self._pick(places, width, settings, best).tolist(), strict=True):
                 each.tree.add(each, tokens)
@@ -295,7 +295,7 @@ def _probabilities(logits: torch.Tensor, best: _Best, width: int) -> Array:
     highest = np.where(best.sound, best.values[:, 0], np.inf)
     sums = exp_sums(logits, highest)
     with np.errstate(all="ignore"):
-        found = np.exp(best.values[:, :width] - highest[:, None]) / sums[:, None]
+        found = np.minimum(np.exp(best.values[:, :width] - highest[:, None]) / sums[:, None], 1)
     return np.where(best.sound[:, None], found, 0).astype(np.float32)
 
 

@@ -297,13 +297,18 @@ class DraftWorker:
             sampled=np.ones(sum(map(len, slots)), dtype=bool),
             dists=self._dists(jobs, _flat([list(dict.fromkeys(each)) for each in slots])),
             busy_s=0.0,
-            sureness=self._sureness(slots),
+            sureness=self._sureness(slots, drafted),
         )
 
-    def _sureness(self, slots: Sequence[Sequence[int]]) -> Array:
-        """Of each token of chains, where it is noted."""
-        noted = self._workspace.notes_sureness and self._shape is None
-        return self._workspace.sureness(_flat(slots)) if noted else empty("float32")
+    def _sureness(self, slots: Sequence[Sequence[int]], drafted: Sequence[DraftedTree]) -> Array:
+        """Of each token, where it is noted."""
+        if not self._workspace.notes_sureness:
+            return empty("float32")
+        if self._shape is None:
+            return self._workspace.sureness(_flat(slots))
+        if any(len(tree.sureness) < len(tree.tokens) for tree in drafted):  # a speculator of the user's may not say
+            return empty("float32")
+        return np.array([chance for tree in drafted for chance in tree.sureness], dtype=np.float32)
 
     # ---- ahead of the verdict
 

@@ -19,6 +19,8 @@ from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
 from specserve.coordinator.chain import Chain
 from specserve.coordinator.depth import Checked, FixedDepth
 from specserve.coordinator.node_worth import node_worths
+from specserve.coordinator.scheduler import TargetRow
+from specserve.coordinator.trees import Tree, tree_of
 from specserve.tree_shape import TreeShape, static
 from specserve.types import RoundStats, RowId, Sampling
 
@@ -49,8 +51,8 @@ class Machine:
 class Kind:
     """Requests that are alike: how often drafts are kept by level and rank, and at which temperature they decode.
 
-    sure: drafts say of each token of a chain how likely it stays, which is all between never and always; claimed: as
-    what power of that they say it.
+    sure: drafts say of each token how likely it stays, which is all between never and always; claimed: as what power
+    of that they say it. Of siblings each next one has a part of what is left.
     """
 
     chances: tuple[tuple[float, ...], ...]
@@ -115,7 +117,8 @@ class Pretended:
         self.sizes: list[list[int]] = []
         self.chances: dict[int, np.ndarray] = {}
         self.sure: dict[int, float] = {}  # requests whose drafts say how sure they are, and what they claim
-        self.drafted: dict[int, np.ndarray] = {}  # the chances of such a request's chain in this round
+        self.drafted: dict[int, Chain] = {}  # what such a request has in this round, with the chances it has
+        self.usual: dict[tuple[int, int, int], float] = {}  # what such a request's drafts are worth on average
         self.trees: dict[tuple[int, int, int], tuple] = {}
 
     def run(self, phases: Sequence[Phase]) -> list[Account]:
@@ -133,8 +136,8 @@ class Pretended:
         for kind in kinds:
             self.rows += 1
             request = SimpleNamespace(depth=kind.depth, source=None, sampling=Sampling(temperature=kind.temperature))
-            chain = SimpleNamespace(tokens=[])
-            states.append(SimpleNamespace(row=RowId(self.rows), request=request, longest=10**6, tokens=[], chain=chain))
+            fields = {"request": request, "longest": 10**6, "tokens": [], "guessed_by": None}
+            states.append(SimpleNamespace(row=RowId(self.rows), chain=Chain(), **fields))
             self.chances[self.rows] = kind.of_one(self.draw)
             if kind.sure:
                 self.sure[self.rows] = kind.claimed
@@ -152,11 +155,11 @@ class Pretended:
         rows_checked = [self.checked_row(state, *size) for state, size in zip(states, offered, strict=True)]
         self.policy.offer(rows_checked)
         if self.sure:
-            offered = [(row.depth, row.depth) for row in rows_checked]
-        checks = [self.check(state, *size) for state, size in zip(states, offered, strict=True)]
+            offered = [(len(row.draft), row.depth) for row in rows_checked]
+        checks = [self.check(row, *size) for row, size in zip(rows_checked, offered, strict=True)]
         rows, nodes = len(states), sum(count for count, _ in offered)
         levels = max((depth for _, depth in planned), default=0)
-        made = sum(count for count, _ in planned)
+        made = sum(row.state.chain.dist_count for row in rows_checked) if self.sure else sum(n for n, _ in planned)
         target, draft = self.cost(rows, nodes, levels, made)
         if any(asking) and not levels and self.timing is DraftTiming.WAITED:
             draft = self.machine.step_ms(rows) * self.pace  # it is fed all the same
@@ -172,18 +175,51 @@ class Pretended:
             self.draft_ahead(states)
         return Account((target + draft) / self.pace, self.of_fixed(states, tokens))
 
-    def checked_row(self, state, nodes, depth) -> SimpleNamespace:
+    def checked_row(self, state, nodes, depth) -> TargetRow:
         """As an engine has it when the drafts are there."""
-        chain = _Grown(nodes, depth) if self.tree else Chain([1] * depth, sureness=self.say(state.row, depth))
-        return SimpleNamespace(state=SimpleNamespace(**vars(state) | {"chain": chain}), depth=depth, due=True)
+        if state.row in self.sure:
+            chain = self.drafted[state.row] = self.grown(state.row, nodes, depth)
+            chain = _claiming(chain, self.sure[state.row])
+        else:
+            chain = _Grown(nodes, depth) if self.tree else Chain([1] * depth)
+        with_chain = SimpleNamespace(**vars(state) | {"chain": chain})
+        return TargetRow(with_chain, 0, 1, depth, True, self.policy.shape(state))
 
-    def say(self, row, depth) -> list[float]:
-        """How sure a new chain is said to be; on average its tokens are kept as often as those of its kind."""
-        if row not in self.sure:
-            return []
-        chances = self.chances[row][:depth, 0]
-        self.drafted[row] = np.array([self.draw.betavariate(0.8 * c / (1 - c), 0.8) for c in chances.tolist()])
-        return (self.drafted[row] ** self.sure[row]).tolist()
+    def grown(self, row, nodes, depth) -> Chain:
+        """A new draft, of the most valuable nodes; on average first tokens are kept as often as those of its kind."""
+        if not self.tree:
+            return Chain([1] * depth, sureness=[self.chance(row, level) for level in range(depth)])
+        found: list[tuple[float, int, int, float]] = []  # worth, parent, level, chance
+        places = [(-1, 1.0)]
+        for level in range(depth):
+            children = []
+            for place, worth in places:
+                left = 1.0
+                for _ in range(self.shape.children(level)):
+                    chance = left * self.chance(row, level)
+                    left -= chance
+                    children.append((worth * chance, place, level, chance))
+            first = len(found)
+            found += children
+            best = sorted(range(first, len(found)), key=lambda node: -found[node][0])[: self.shape.parents_in_level]
+            places = [(node, found[node][0]) for node in sorted(best)]
+        kept = sorted(sorted(range(len(found)), key=lambda node: (-found[node][0], node))[:nodes])
+        number = {node: at for at, node in enumerate(kept)}
+        parents = [number.get(found[node][1], -1) for node in kept]
+        families = {parent: at for at, parent in enumerate(dict.fromkeys(parents))}
+        slots, fed = [families[parent] for parent in parents], [False] * len(kept)
+        return tree_of(list(range(len(kept))), parents, slots, fed, [found[node][3] for node in kept])
+
+    def chance(self, row, level) -> float:
+        mean = float(self.chances[row][level, 0])
+        return self.draw.betavariate(0.8 * mean / (1 - mean), 0.8)
+
+    def worth_of_sure(self, row, nodes, depth) -> float:
+        """Tokens that a whole draft of such a request brings on average."""
+        key = row, nodes, depth
+        if key not in self.usual:
+            self.usual[key] = sum(_worth(self.grown(row, nodes, depth)) for _ in range(200)) / 200
+        return self.usual[key]
 
     def planned(self, state) -> tuple[int, int]:
         """Nodes and levels."""
@@ -224,7 +260,11 @@ class Pretended:
         """Tokens and ms on average of a round where everyone has `size` slots."""
         depth = min(size, self.depth)
         share = 1.0 if self.timing is DraftTiming.WAITED else self.hit
-        made = sum(1 + share * (self.tree_of(state.row, size, depth)[1]) for state in states)
+        made = 0.0
+        for state in states:
+            grows = self.tree and state.row in self.sure
+            worth = self.worth_of_sure if grows else lambda *size: self.tree_of(*size)[1]
+            made += 1 + share * (worth(state.row, size, depth) if size else 0.0)
         if self.timing is DraftTiming.WAITED:
             return made, sum(self.cost(len(states), len(states) * size, depth))
         return made, sum(self.cost(len(states), round(share * len(states) * size), depth))
@@ -238,12 +278,16 @@ class Pretended:
             self.trees[key] = _tree(self.chances[row][:depth], self.shape, nodes)
         return self.trees[key]
 
-    def check(self, state, nodes, depth):
+    def check(self, checked, nodes, depth):
         """What is kept by chance, and how many tokens it is on average."""
+        state = checked.state
         if state.row in self.sure:
-            chances = self.drafted[state.row][:depth] if depth else np.zeros(0)
-            kept = next((at for at, chance in enumerate(chances) if self.draw.random() >= chance), depth)
-            return Checked(state.row, depth, kept, depth), 1 + float(np.cumprod(chances).sum())
+            offered, sure = checked.draft, self.drafted[state.row].first(depth)
+            sure = sure if checked.chosen is None else sure.only(checked.chosen)
+            last = self.walk(sure)
+            met = offered.met(last) if self.tree and nodes else None
+            tried = offered.tried(last) if nodes else ()
+            return Checked(state.row, depth, offered.length(last), nodes, met, tried), 1 + _worth(sure)
         families, worth = self.tree_of(state.row, nodes, depth)
         chances, path, met = self.chances[state.row], (), []
         while siblings := families.get(path, 0):
@@ -259,6 +303,19 @@ class Pretended:
             path = (*path, rank)
         deepest = max((len(each) + 1 for each, count in families.items() if count), default=0)
         return Checked(state.row, deepest, len(path), nodes, met if self.tree else None), 1 + worth
+
+    def walk(self, sure: Chain) -> int:
+        """The last token that is kept of these, which have their chances."""
+        last, above = -1, list(sure.above)
+        while True:
+            chance = self.draw.random()
+            for node in [node for node, parent in enumerate(above) if parent == last]:
+                chance -= sure.sureness[node]
+                if chance < 0:
+                    last = node
+                    break
+            else:
+                return last
 
     def noise(self, ms, what) -> float:
         if not ms:
@@ -298,8 +355,30 @@ class _Grown:
     def tokens(self) -> list[int]:
         return [1] * self.nodes
 
-    def first(self, depth: int) -> list[int]:
-        return self.tokens if depth >= self.depth else []
+    @property
+    def dist_count(self) -> int:
+        return self.nodes
+
+    def __len__(self) -> int:
+        return self.nodes
+
+    def first(self, depth: int) -> _Grown:
+        return self if depth >= self.depth else _Grown(0, 0)
+
+
+def _claiming(draft: Chain, power: float) -> Chain:
+    """The same draft, which says of its chances that they are this power of what they are."""
+    claimed = [chance**power for chance in draft.sureness]
+    if isinstance(draft, Tree):
+        return tree_of(draft.tokens, draft.parents, draft.families, [False] * len(draft), claimed)
+    return Chain(draft.tokens, sureness=claimed)
+
+
+def _worth(sure: Chain) -> float:
+    worths: list[float] = []
+    for chance, parent in zip(sure.sureness, sure.above, strict=True):
+        worths.append(chance * (worths[parent] if parent >= 0 else 1.0))
+    return sum(worths)
 
 
 def _tree(chances, shape, nodes):

@@ -128,4 +128,4 @@ def test_preempted_cancelled_and_lost_workers_leave_the_text_and_nothing_held(lo
     assert pipeline.tokens("a") == pipeline.tokens("b") == ANSWER
     assert pipeline.idle()
     assert not pipeline.engine._own_drafts._open
-    assert not pipeline.engine._own_drafts._matched
+    assert not pipeline.engine._own_drafts._guessed
