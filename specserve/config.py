@@ -278,7 +278,8 @@ class EngineConfig(Section):
                 f"a tree of {shape.nodes(self.depth)} tokens needs a position for each and one for its root in one "
                 f"batch of max_batch_tokens {self.max_batch_tokens}, and at least one child everywhere"
             )
-        if shape.nodes(self.depth) < self.depth:
+        # An adaptive depth bounds lookups, too, which need no nodes.
+        if self.depth_policy == "fixed" and shape.nodes(self.depth) < self.depth:
             raise ValueError(f"tree_nodes {self.tree_nodes} is below depth {self.depth}: a path needs as many")
         if self.slots is not None and shape.parents(self.depth) > self.slots:
             raise ValueError(f"the tree needs {shape.parents(self.depth)} slots for a request, slots is {self.slots}")

@@ -179,3 +179,11 @@ def test_changed_settings_are_told_as_set_takes_them() -> None:
     assert changed[:3] == ["target.source=/m", "engine.depth=2", "engine.tree=[2]"]
     assert "secret" not in str(changed)
     assert "server.api_keys" in changed[3]
+
+
+def test_a_fixed_tree_has_nodes_for_a_whole_path() -> None:
+    """An adaptive one need not: its depth bounds lookups as well, which take no nodes."""
+    tree = {"depth": 10, "tree": "dynamic", "tree_nodes": 8}
+    with pytest.raises(ConfigError, match="tree_nodes 8 is below depth 10"):
+        parse({"engine": tree})
+    assert parse({"engine": tree | {"depth_policy": "adaptive"}}).engine.tree_shape is not None

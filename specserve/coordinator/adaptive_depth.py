@@ -236,7 +236,7 @@ class AdaptiveDepth:
     def _sizes(self, drafts: int) -> list[DraftSize]:
         """Chains, the largest trees, and trees between them, of each number of levels."""
         sizes: list[tuple[int, int]] = []
-        for levels in range(1, self._limits.depth + 1):
+        for levels in range(1, min(self._limits.depth, self._shape.most_nodes) + 1):
             most = self._shape.nodes(levels)
             sizes += [(levels, nodes) for nodes in sorted({levels, (levels + most + 1) // 2, most})]
         found: list[DraftSize] = []

@@ -113,6 +113,21 @@ def test_requests_without_drafts_hide_nobody_elses(kind, least):
         assert against_plain(accounts) >= least
 
 
+def test_a_guess_that_nobody_waits_for_may_be_as_long_as_the_depth():
+    """Whatever size the model's drafts have, as long as there are any; what of it is checked is seen to later."""
+    life = Pretended(CPU, 0, shape=TREE)
+    states = life.come([RARELY_SURE] * 4)
+    shallow = 0
+    for _ in range(200):
+        life.round(states)
+        sizes = [life.policy.of(state) for state in states]
+        if life.policy._switch.on and life.policy._levels < 3:
+            shallow += 1
+            assert {life.policy.guessed(state) for state in states} <= {0, 3}
+        assert all(life.policy.guessed(state) >= size for state, size in zip(states, sizes, strict=True))
+    assert shallow > 20
+
+
 def test_a_draft_that_is_sure_and_wrong_costs_next_to_nothing():
     for accounts in lives([Phase([HOPELESS_BUT_SURE] * 8, 150)] * 6):
         assert against_plain(accounts) >= 0.95

@@ -13,6 +13,7 @@ from test_history_machine import TARGET as TABLE
 from test_history_machine import TREES, VOCAB, backend, draft_worker
 
 from specserve.config import EngineConfig
+from specserve.coordinator.chain import Chain
 from specserve.coordinator.trees import Tree, tree_of
 from specserve.errors import ProtocolError
 from specserve.transport.messages import Push, Verdict
@@ -49,6 +50,33 @@ def test_the_first_levels_of_a_tree_are_a_tree() -> None:
     assert (cut.depth, list(cut.dist_places(0))) == (2, [0, 0, 1, 1, 2])
     assert len(tree().first(0)) == 0 == tree().first(0).depth
     assert tree().first(9).tokens == TOKENS
+
+
+def test_some_nodes_of_a_tree_are_a_tree_with_the_same_slots() -> None:
+    """Families keep their numbers, so that each node's slot and dist is what it was; paths are as before."""
+    sure = tree_of(TOKENS, PARENTS, SLOTS, FED, [0.5, 0.4, 0.3, 0.2, 0.1, 0.9, 0.8])
+    cut = sure.only([0, 1, 4, 6])
+    assert (cut.tokens, cut.parents, cut.levels) == ([7, 8, 1, 5], [-1, -1, 1, 2], [0, 0, 1, 2])
+    assert (cut.slots, list(cut.dist_places(0))) == ([30, 11, 12, 9, 4], [0, 0, 2, 4])
+    assert cut.sureness == [0.5, 0.4, 0.1, 0.8]
+    assert (cut.path(3), cut.reach(0), cut.met(3)) == ([8, 1, 5], 1, [(2, 1), (1, 0), (1, 0)])
+    assert (cut.fed, sure.only([0]).fed, sure.only([]).tokens) == (1, 1, [])
+    assert sure.only([0, 1]).slots == [30]
+
+
+def test_a_tree_tells_whose_turn_came() -> None:
+    """All children of the places on the kept path, and that path's nodes were kept; nothing where nobody was sure."""
+    sure = tree_of(TOKENS, PARENTS, SLOTS, FED, [0.5, 0.4, 0.3, 0.2, 0.1, 0.9, 0.8])
+    assert sure.tried(-1) == [(0.5, False), (0.4, False)]
+    assert sure.tried(2) == [(0.5, True), (0.4, False), (0.3, True), (0.2, False), (0.9, False)]
+    assert sure.tried(6) == [(0.5, False), (0.4, True), (0.1, True), (0.8, True)]
+    assert tree().tried(2) == []
+    chain = Chain([1, 2, 3], sureness=[0.5, 0.4, 0.3])
+    assert [chain.tried(last) for last in (-1, 0, 2)] == [
+        [(0.5, False)],
+        [(0.5, True), (0.4, False)],
+        [(0.5, True), (0.4, True), (0.3, True)],
+    ]
 
 
 @pytest.mark.parametrize(

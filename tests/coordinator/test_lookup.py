@@ -10,6 +10,7 @@ from scraped import Scrape
 from toy_workers import reference
 
 from specserve.config import DraftConfig, parse
+from specserve.coordinator.guess_chances import GuessChances
 from specserve.coordinator.lookup_worth import LookupWorth
 from specserve.drafting import guessers_of, ngram, suffix
 from specserve.errors import ConfigError
@@ -154,3 +155,20 @@ def test_guessers_say_how_long_their_match_was(module):
 def test_lookup_beside_no_model_is_refused(speculator):
     with pytest.raises(ConfigError, match="set speculator to suffix and leave lookup out"):
         parse({"draft": {"speculator": speculator, "lookup": "suffix"}})
+
+
+def test_guesses_are_as_sure_as_their_like_were_kept():
+    """By source and length of the match, those of 8 and more alike; half of them before any was seen."""
+    chances = GuessChances()
+    assert chances.of("suffix", 3) == 0.5
+    for _ in range(400):
+        chances.observe("suffix", 3, 4, 3)  # three of the four that were tried
+        chances.observe("suffix", 11, 4, 4)
+        chances.observe("ngram", 3, 4, 0)
+    assert chances.of("suffix", 3) == pytest.approx(0.75, abs=0.02)
+    assert chances.of("suffix", 8) == chances.of("suffix", 99) > 0.98
+    assert chances.of("ngram", 3) < 0.05
+    assert chances.of("suffix", 2) == 0.5
+    for _ in range(400):
+        chances.observe("suffix", 3, 4, 0)
+    assert chances.of("suffix", 3) < 0.05  # what was long ago fades

@@ -25,10 +25,14 @@ CPU = torch.device("cpu")
 STATIC = TreeShape((3, 2, 1), 3, 15)
 
 
-def grown(shape: TreeShape, parts, levels, *, nodes=(), seed=0, scale=2.0, **options) -> Push:
-    model = TableBackend(torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale)
+def table(seed, scale) -> torch.Tensor:
+    return torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def grown(shape: TreeShape, parts, levels, *, nodes=(), seed=0, scale=2.0, notes_sureness=False, **options) -> Push:
+    model = TableBackend(table(seed, scale))
     model.allocate(64, 4)
-    space = Workspace(512, SparseDists(512, VOCAB, CPU), CPU)
+    space = Workspace(512, SparseDists(512, VOCAB, CPU), CPU, notes_sureness=notes_sureness)
     worker = DraftWorker(SmallModel(model, VOCAB), space, vocab_size=VOCAB, shape=shape)
     for part in parts:
         worker.handle(opened(part.row, **options))
@@ -79,6 +83,26 @@ def test_a_push_describes_its_trees() -> None:
     families = push.slots.tolist()
     pairs = set(zip(families, push.tokens.tolist(), strict=True))
     assert len(pairs) == len(families)
+
+
+@pytest.mark.parametrize("shape", [STATIC, TreeShape(None, 3, 6)], ids=["static", "dynamic"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_push_says_how_sure_the_draft_is_of_each_node(shape, temperature) -> None:
+    """Greedy: its probability behind its parent. Drawn: the largest one's root, of what elder siblings left of it."""
+    parts = [Part(0, 0, [1, 2], list(range(10)), slots=list(range(shape.parents(3))))]
+    push = grown(shape, parts, [3], temperature=temperature, notes_sureness=True)
+    tokens, parents = push.tokens.tolist(), push.parents.tolist()
+    assert len(push.sureness) == len(tokens) == shape.nodes(3)
+    for node, token in enumerate(tokens):
+        path, above = [], parents[node]
+        while above >= 0:
+            path, above = [tokens[above], *path], parents[above]
+        dist = table(0, 2.0)[*[1, 2, *path][-2:]].softmax(-1)
+        elder = parents[:node].count(parents[node])
+        overlap = float(dist.max()) ** 0.5
+        wanted = overlap * (1 - overlap) ** elder if temperature else float(dist[token])
+        assert push.sureness[node] == pytest.approx(wanted, rel=2e-3)
+    assert len(grown(shape, parts, [3]).sureness) == 0
 
 
 @pytest.mark.parametrize("rule", ["exact", "coupled"])
