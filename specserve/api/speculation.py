@@ -76,7 +76,8 @@ def _check_possible(body: Generation, card: ModelCard) -> None:
 def _rule(rule: str | None, card: ModelCard) -> RuleName | None:
     if rule is not None and rule not in card.rules:
         raise InvalidField(
-            f"speculation.rule: no {rule!r} here (trees leave some out); there are {', '.join(sorted(card.rules))}",
+            f"speculation.rule {rule!r} is not to be had from this server; it has {', '.join(sorted(card.rules))}. "
+            "Rules that cannot check trees are left out where trees are drafted (engine.tree)",
             param="speculation.rule",
         )
     return rule
@@ -85,6 +86,7 @@ def _rule(rule: str | None, card: ModelCard) -> RuleName | None:
 def _source(source: str | None, card: ModelCard) -> SourceName | None:
     if source is not None and source not in card.sources:
         raise InvalidField(
-            f"speculation.source: not a source here; there are {', '.join(card.sources)}", param="speculation.source"
+            f"speculation.source {source!r} drafts nothing on this server; it has {', '.join(card.sources)}",
+            param="speculation.source",
         )
     return source

@@ -22,7 +22,7 @@ from rich.console import Console
 from specserve.cluster.deploy import APP_NAME, INGRESS, PIPELINE, application
 from specserve.cluster.fleet import Fleet
 from specserve.cluster.https import http_options
-from specserve.cluster.local_ray import check_port, free_port, local_ray
+from specserve.cluster.local_ray import check_port, claimed, free_port, local_ray
 from specserve.cluster.pipeline import PipelineState
 from specserve.cluster.placement import DRAFT
 from specserve.cluster.preflight import check_config
@@ -43,7 +43,7 @@ def serve_until_stopped(config: Config, *, ray_address: str | None = None) -> No
     """Serve until SIGINT or SIGTERM. Raises ConfigError when the deployment cannot start, in words."""
     config = with_port(config)
     stopping = threading.Event()
-    with _own_stdout() as out, _signals(stopping):
+    with claimed(config.server.host, config.server.port), _own_stdout() as out, _signals(stopping):
         check_config(config, models_here=ray_address is None)
         if not stopping.is_set():
             _serve(config, stopping, ray_address, out)
@@ -171,7 +171,12 @@ def running(config: Config) -> Iterator[tuple[str, Config]]:
     """
     config = with_port(unkeyed(config))
     check_config(config, models_here=True)
-    with _own_stdout(), _own_ray(config), deployed(config, threading.Event()):
+    with (
+        claimed(config.server.host, config.server.port),
+        _own_stdout(),
+        _own_ray(config),
+        deployed(config, threading.Event()),
+    ):
         yield f"http://{config.server.host}:{config.server.port}", config
 
 

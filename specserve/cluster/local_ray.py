@@ -38,7 +38,6 @@ _QUIET: dict[str, str | None] = {
     "RAY_worker_niceness": "0",  # Ray would have its actors wait behind everything else on the machine
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    "SERVE_SOCKET_REUSE_PORT_ENABLED": "0",  # or two servers that begin at once would share a port
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_task_events_report_interval_ms": "0",  # what nobody looks at piles up: 100,000 calls, a MiB a minute
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "specserve.cluster.proxy_headers.middlewares",
@@ -204,6 +203,30 @@ def check_port(host: str, port: int) -> None:
     """Raise ConfigError when the HTTP port cannot be had."""
     if port:
         _bound(host, port)
+        with claimed(host, port):
+            pass
+
+
+@contextlib.contextmanager
+def claimed(host: str, port: int) -> Iterator[None]:
+    """Keep other servers of this kind from beginning on this port. Raises ConfigError where one has.
+
+    Serve's listeners share their port with any that come later, so of two servers that begin at once both would have
+    it. A socket without a file is one process's alone, and goes with it. (Listeners that do not share wait a minute
+    after each end, as long as connections that they closed are remembered.)
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0specserve/{host}/{port}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:  # a system without such sockets
+                yield
+                return
+            raise ConfigError(
+                f"another server begins on port {port} of {host} just now, or runs there; end it, or choose another "
+                "with --port (make serve ARGS='--port 8001')"
+            ) from None
+        yield
 
 
 def free_port(host: str) -> int:

@@ -108,7 +108,8 @@ class AdaptiveDepth:
         self._depths: dict[RowId, int] = {}
         self._slots: dict[RowId, int] = {}
         self._guessed: dict[RowId, int] = {}
-        self._kinds: dict[RowId, RequestClass] = {}  # of those that offer tokens by how sure their drafts are
+        self._kinds: dict[RowId, RequestClass] = {}  # of those that offer tokens by how sure a model is of them
+        self._ranked: set[RowId] = set()  # these, and those whose guesses are ranked among theirs
         self._ahead: dict[RowId, int] = {}
         self._asked: dict[RowId, int] = {}  # of `_ahead`, what was drafted for beside the last round
 
@@ -156,7 +157,7 @@ class AdaptiveDepth:
     def plan(self, states: Sequence[RequestState]) -> None:
         """Decide whether to draft, and how much for whom."""
         self._depths, self._slots, self._guessed, self._kinds = {}, {}, {}, {}
-        self._hopeful, self._made = False, (0, 0)
+        self._ranked, self._hopeful, self._made = set(), False, (0, 0)
         if not any(map(self.wanted, states)):
             return
         another = self._acceptance.meet(states)
@@ -288,23 +289,28 @@ class AdaptiveDepth:
         drafts = [row.state.chain.first(row.depth) for row in offering]
         made = [draft for row, draft in zip(offering, drafts, strict=True) if row.state.guessed_by is None]
         self._made = max((draft.depth for draft in made), default=0), sum(draft.dist_count for draft in made)
-        sure = [(row, draft) for row, draft in zip(offering, drafts, strict=True) if draft.sureness]
+        for row, draft in zip(offering, drafts, strict=True):
+            if draft.sureness and row.state.guessed_by is None:
+                kind = self._kinds[row.state.row] = class_of(row.state)
+                large = row.shape is None or row.shape.most_nodes >= self._shape.most_nodes
+                self._sureness.saw(row.state.row, kind, Told(draft.sureness, draft.above), large=large)
+        # Guesses for requests that no model drafts for are learned of as any other draft that says nothing of itself.
+        sure = [
+            (row, draft)
+            for row, draft in zip(offering, drafts, strict=True)
+            if draft.sureness and self._told_of(row.state)
+        ]
         if not sure:
             return
+        self._ranked = {row.state.row for row, _ in sure}
         told = [Told(draft.sureness, draft.above) for _, draft in sure]
-        for (row, _), each in zip(sure, told, strict=True):
-            state, kind = row.state, class_of(row.state)
-            if state.guessed_by is None:
-                large = row.shape is None or row.shape.most_nodes >= self._shape.most_nodes
-                self._sureness.saw(state.row, kind, each, large=large)
-            self._kinds[state.row] = kind if state.guessed_by is None else (state.guessed_by, kind[1])
         if self._costs.plain_s(len(rows)) is not None:
             others = sum(map(len, drafts)) - sum(len(draft) for _, draft in sure)
             self._choose_offered([row for row, _ in sure], told, len(rows), others)
 
     def _choose_offered(self, sure: Sequence[TargetRow], told: Sequence[Told], rows: int, others: int) -> None:
         """others: tokens that are checked in any case."""
-        drafts = self._sureness.worths([self._kinds[row.state.row] for row in sure], told)
+        drafts = self._sureness.worths([self._kinds.get(row.state.row) for row in sure], told)
         hopes = _TRIAL_HOPES if self._switch.trying else _HOPES if self._hopeful else 0.0
         blind = any(row.state.request.sampling.temperature > 0 for row in sure)
         tokens = sum(len(each.parents) for each in told)
@@ -393,7 +399,7 @@ class AdaptiveDepth:
         """Learn from a round: of acceptance always, of costs where it held decode rows only."""
         self._since_offer += 1
         offers = [each for each in checked if each.offered]
-        unsure = [each for each in offers if each.row not in self._kinds]
+        unsure = [each for each in offers if each.row not in self._ranked]
         if unsure:
             self._acceptance.observe(unsure, self._since_offer)
             self._since_offer = 0

@@ -1,9 +1,10 @@
 """Whether drafts are made at all: on or off, with trials of the other state now and then.
 
-A trial loses what its rounds take more than those of the state that it interrupts. All trials share an account: each
-round pays a small part of a round in, each trial takes out what it lost, and none begins below zero. So what
-loses little, because it is close to even, is tried often. (A bandit with switching costs, as Nightjar, 2025, has it,
-with two arms.)
+A trial loses what its rounds take more than those of the state that it interrupts. All trials of a state share an
+account: each round in it pays a small part of a round in, each trial takes out what it lost, and none begins below
+zero. So what loses little, because it is close to even, is tried often. Each state has its own: plain rounds lose much
+where drafts pay, and that is no reason not to try drafts where they did not. (A bandit with switching costs, as
+Nightjar, 2025, has it, with two arms.)
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class DraftingSwitch:
         self.trial_left = 0
         self._trial_rounds = trial_rounds
         self._since_trial = _APART - _PLAIN_TRIAL
-        self._account = _SAVED
+        self._accounts = {True: _SAVED, False: _SAVED}  # of trials while on, and while off
         self._round = 0
 
     @property
@@ -71,7 +72,8 @@ class DraftingSwitch:
     def advance(self) -> bool:
         """One more round begins. True when it is time to `look`: from time to time, and when a trial is over."""
         self._round += 1
-        self._account = min(_SAVED, self._account + (_ON_SHARE if self.on else _OFF_SHARE))
+        share = _ON_SHARE if self.on else _OFF_SHARE
+        self._accounts[self.on] = min(_SAVED, self._accounts[self.on] + share)
         if self.trial_left == 0:
             self._since_trial += 1
             return self._round % (_WINDOW if self.on else _OFF_WINDOW) == 0
@@ -87,7 +89,7 @@ class DraftingSwitch:
     @property
     def may_lose(self) -> bool:
         """There is something in the account."""
-        return self._account > 0
+        return self._accounts[self.on] > 0
 
     def consider_trial(self, wanted: bool, new: bool) -> bool:
         """Begin a trial with this round if it is wanted and can be paid for, and say so.
@@ -108,4 +110,4 @@ class DraftingSwitch:
 
     def charge(self, plain_rounds: float) -> None:
         """A round that is charged lost so much, in rounds of plain decoding; what it gained is negative."""
-        self._account = max(-_LENT, self._account - plain_rounds)
+        self._accounts[self.on] = max(-_LENT, self._accounts[self.on] - plain_rounds)

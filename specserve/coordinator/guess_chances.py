@@ -17,6 +17,8 @@ _FADE = 1 - 1 / 64
 class GuessChances:
     """Shares of guessed tokens that were kept where those before them were; what was seen long ago fades.
 
+    It fades with guesses of which nothing was offered, too: so what was thought worthless is tried again some time.
+
     They depend on committed text alone, never on a token that is guessed.
     """
 
@@ -32,4 +34,4 @@ class GuessChances:
         """Of a guess so many tokens were offered and kept."""
         key = source, min(matched, _LONGEST)
         tried, good = self._seen.get(key, (0.0, 0.0))
-        self._seen[key] = _FADE * tried + min(kept + 1, offered), _FADE * good + kept
+        self._seen[key] = _FADE * tried + min(kept + 1, offered), _FADE * good + min(kept, offered)

@@ -18,7 +18,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain as chained
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from specserve.coordinator.acceptance import RequestClass
 from specserve.coordinator.marginal_gain import Seconds
 from specserve.coordinator.round_costs import FloatArray
 from specserve.transport.messages import Array
+
+Kind = TypeVar("Kind", RequestClass, RequestClass | None)
 
 _BINS = 8
 """Ranges of sureness, each of which learns for itself how often such tokens are kept."""
@@ -133,16 +135,17 @@ class Sureness:
             turns = [turn for place in places for turn in tried[place]]
             self._calibration(kind).observe(*(np.array(column) for column in zip(*turns, strict=True)))
 
-    def worths(self, kinds: Sequence[RequestClass], told: Sequence[Told]) -> Worths:
-        """Of drafts of these classes, at least one."""
+    def worths(self, kinds: Sequence[RequestClass | None], told: Sequence[Told]) -> Worths:
+        """Of drafts of these classes, at least one; None where what is said is right already."""
         return _along(self._chances(kinds, told), [each.parents for each in told])
 
-    def _chances(self, kinds: Sequence[RequestClass], told: Sequence[Told]) -> list[list[float]]:
+    def _chances(self, kinds: Sequence[RequestClass | None], told: Sequence[Told]) -> list[list[float]]:
         """What these drafts said of their tokens, set right."""
         found: list[list[float]] = [[]] * len(told)
         for kind, places in _places_of(kinds).items():
             said = np.array([sure for place in places for sure in told[place].sureness])
-            chances, at = self._calibration(kind).chances(said).tolist(), 0
+            chances = (said if kind is None else self._calibration(kind).chances(said)).tolist()
+            at = 0
             for place in places:
                 end = at + len(told[place].sureness)
                 found[place], at = chances[at:end], end
@@ -174,8 +177,8 @@ class Sureness:
         return [Worths(*(column[at : at + count] for column in found)) for at in range(0, count * rounds, count)]
 
 
-def _places_of(kinds: Sequence[RequestClass]) -> dict[RequestClass, list[int]]:
-    places: dict[RequestClass, list[int]] = {}
+def _places_of(kinds: Sequence[Kind]) -> dict[Kind, list[int]]:
+    places: dict[Kind, list[int]] = {}
     for place, kind in enumerate(kinds):
         places.setdefault(kind, []).append(place)
     return places
@@ -228,10 +231,14 @@ def best_end(worths: FloatArray, rows: int, seconds: FloatArray) -> int:
 
 
 def offered(worths: FloatArray, end: int) -> Array:
-    """bool [drafts, n]: the `end` most valuable tokens of all; worths [drafts, n] as those of `Worths`."""
+    """bool [drafts, n]: the `end` most valuable tokens of all; worths [drafts, n] as those of `Worths`.
+
+    Those worth nothing are none of them: there may be no such token.
+    """
     chosen = np.zeros(worths.size, dtype=bool)
     chosen[np.argsort(-worths.ravel(), kind="stable")[:end]] = True  # of equal ones those that stand before the others
-    return chosen.reshape(worths.shape)
+    found: Array = chosen.reshape(worths.shape) & (worths > 0)
+    return found
 
 
 def offered_blindly(worths: Worths, rows: int, seconds: FloatArray) -> Array:

@@ -162,12 +162,13 @@ class OwnDrafts:
             for guesser in self._open.get(row, {}).values():
                 guesser.extend(row, commit.tokens)
             source, matched = self._guessed.get(row, (None, 0))
-            if source is not None and commit.offered:
+            if source is not None:
                 self._chances.observe(source, matched, commit.offered, commit.kept)
             if self._lookup is None:
                 continue
             if source == self._lookup.source and matched:
-                self._lookup.looked_up(matched, commit.kept)
+                if commit.offered:  # it may have been cut to nothing
+                    self._lookup.looked_up(matched, commit.kept)
             elif row in self._drafted:
                 self._lookup.drafted(commit.kept)
 

@@ -331,7 +331,7 @@ class RoundCosts:
             if hopes:
                 sizes, costs = _with_middles(sizes, costs, hopes)
             sizes.append(_GROWTH * sizes[-1])
-            costs.append(costs[-1] * _GROWTH**_SLOPE * math.exp(-hopes * _BY_DOUBLING))
+            costs.append(costs[-1] * max(1.0, _GROWTH**_SLOPE * math.exp(-hopes * _BY_DOUBLING)))
             self._fits[rows, hopes] = sizes, costs
         return self._fits[rows, hopes]
 

@@ -192,16 +192,19 @@ class Scheduler:
     def _add_decode(
         self, rows: list[TargetRow], state: RequestState, depth: int, shape: TreeShape | None, guessed: int
     ) -> None:
-        length = len(state.tokens)
-        reach = length + max(guessed, depth if shape is None else drafted(depth, shape))
-        # Most rows have their blocks already: a glance spares them the call.
-        if reach + self.lookahead > len(state.target_table) * self._blocks.block_tokens and not self._cover(
-            state, reach
-        ):
+        length, most = len(state.tokens), depth if shape is None else drafted(depth, shape)
+        if guessed > most and not self._covered(state, length + guessed):
+            guessed = most
+        if guessed <= most and not self._covered(state, length + most):
             depth = guessed = 0
             if not self._make_room(state, length):
                 return
         rows.append(TargetRow(state, state.target_cached, 1, depth, True, shape, guessed))
+
+    def _covered(self, state: RequestState, positions: int) -> bool:
+        """`_cover`; most rows have their blocks already: a glance spares them the call."""
+        held = len(state.target_table) * self._blocks.block_tokens
+        return positions + self.lookahead <= held or self._cover(state, positions)
 
     def _add_feed(self, rows: list[TargetRow], state: RequestState, budget: int) -> int:
         lacking = len(state.tokens) - state.target_cached

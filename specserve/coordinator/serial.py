@@ -294,7 +294,7 @@ def _check_nodes(push: Push, vocab_size: int) -> None:
         raise ProtocolError(f"push for plan {push.plan} has columns of unequal length")
     if total and push.tokens.astype(np.uint64).max() >= vocab_size:  # as unsigned ones, negative numbers are too large
         raise ProtocolError(f"push for plan {push.plan} has tokens outside the vocabulary of {vocab_size}")
-    if len(push.sureness) not in (0, total) or not ((push.sureness >= 0) & (push.sureness <= 1)).all():
+    if push.sureness.shape not in ((0,), (total,)) or not ((push.sureness >= 0) & (push.sureness <= 1)).all():
         raise ProtocolError(f"push for plan {push.plan} is sure of its tokens by other than a chance for each")
     if not push.sampled.all():
         raise ProtocolError(f"push for plan {push.plan} has nodes that may not be offered")

@@ -107,6 +107,8 @@ class Growth:
 
     def __init__(self, jobs: Sequence[Job], shape: TreeShape, vocab_size: int, workspace: Workspace) -> None:
         self._all = [_Tree(job, places=[-1] if job.levels else []) for job in jobs]
+        # Where dists are kept at all they are shipped of all trees, so each level has some.
+        self._drawn = any(job.profile.temperature > 0 for job in jobs if job.levels)
         self._shape = shape
         self._vocab_size = vocab_size
         self._workspace = workspace
@@ -154,7 +156,7 @@ class Growth:
         ]
         logits = allowed(logits, paths, self._vocab_size)
         best = _best(logits, self._shape.widest, self._vocab_size)
-        settings = _settings(places)
+        settings = Settings.of([each.tree.job.profile for each in places]) if self._drawn else None
         if settings is not None:
             self._keep(places, settings, logits)
         if all(map(self._whole, growing)) and not self._workspace.notes_sureness:
@@ -302,12 +304,6 @@ def _probabilities(logits: torch.Tensor, best: _Best, width: int) -> Array:
 def _index(mask: torch.Tensor) -> list[torch.Tensor]:
     rows = mask.nonzero().squeeze(1)
     return [rows] if len(rows) else []
-
-
-def _settings(places: Sequence[_Place]) -> Settings | None:
-    """How the places' children are drawn; None where none are."""
-    profiles = [each.tree.job.profile for each in places]
-    return Settings.of(profiles) if any(profile.temperature > 0 for profile in profiles) else None
 
 
 def _slots(places: Sequence[_Place]) -> Array:

@@ -98,3 +98,14 @@ def test_a_port_that_is_taken_is_the_port_s_fault() -> None:
         with pytest.raises(ConfigError, match=rf"server\.port {port}"):
             local_ray.check_port("127.0.0.1", port)
         assert local_ray.free_port("127.0.0.1") != port
+
+
+def test_of_two_servers_that_begin_at_once_one_is_refused_and_a_restart_is_not() -> None:
+    """A claim is there before anybody listens; it ends with its holder, and says nothing of other ports."""
+    port = local_ray.free_port("127.0.0.1")
+    with local_ray.claimed("127.0.0.1", port):
+        for refused in (local_ray.check_port, lambda host, port: local_ray.claimed(host, port).__enter__()):
+            with pytest.raises(ConfigError, match=f"another server begins on port {port}"):
+                refused("127.0.0.1", port)
+        local_ray.check_port("127.0.0.1", local_ray.free_port("127.0.0.1"))
+    local_ray.check_port("127.0.0.1", port)

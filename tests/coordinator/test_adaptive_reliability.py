@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from random import Random
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from pretended_rounds import Kind, Machine, Phase, Pretended, against_best, against_plain
 
-from specserve.coordinator.adaptive_depth import DraftTiming
+from specserve.coordinator.adaptive_depth import AdaptiveDepth, DraftTiming
+from specserve.coordinator.chain import Chain
+from specserve.coordinator.depth import Checked, FixedDepth
+from specserve.coordinator.guess_chances import GuessChances
+from specserve.coordinator.scheduler import TargetRow
 from specserve.tree_shape import TreeShape
+from specserve.types import RoundStats, RowId, Sampling
 
 GREEDY = Kind(((0.45, 0.16, 0.08), (0.4, 0.14, 0.07), (0.4, 0.14, 0.07)))
 SAMPLED = Kind(((0.15, 0.05, 0.03),) * 3, temperature=1.0)
@@ -181,3 +191,47 @@ def test_a_draft_that_hangs_once_over_a_prompt_is_used_again():
         life.policy.observe(life.stats(1, 41, 40, 3.050, 3.0), [])
         accounts = life.run(chats(GREEDY, 40, 30))
         assert against_best(accounts) >= 0.9
+
+
+def test_drafts_are_soon_made_again_for_whom_they_paid_after_many_in_vain():
+    """A greedy chat behind 900 rounds of a kind of requests whose drafts are never kept: on within 25 rounds."""
+    in_vain = Kind(((0.02, 0.01, 0.01),) * 3, temperature=1.0, sure=True)
+    for seed in SEEDS:
+        life = Pretended(CPU, seed, shape=TREE)
+        life.phase(Phase([SURE], 200))
+        life.phase(Phase([in_vain], 900))
+        assert not life.policy._switch.on
+        states = life.come([SURE])
+        for _ in range(60):
+            life.round(states)
+        assert np.count_nonzero([sum(sizes) for sizes in life.sizes[-60:]]) > 30
+
+
+def guesses(keep, rounds, policy, chances, draw):
+    """Rounds of one request that names a source: tokens offered in each, every one of them kept with this chance."""
+    request = SimpleNamespace(depth=None, source="ngram", sampling=Sampling(temperature=0.0))
+    fields = {"request": request, "longest": 10**6, "tokens": [], "guessed_by": "ngram"}
+    state, found = SimpleNamespace(row=RowId(1), chain=Chain(), **fields), []
+    for _ in range(rounds):
+        policy.plan([state])
+        tokens = [1] * policy.guessed(state) if policy.of(state) else []
+        state.chain = Chain(tokens, sureness=[chances.of("ngram", 5)] * len(tokens))
+        row = TargetRow(state, 0, 1, len(tokens), True, None, len(tokens))
+        policy.offer([row])
+        offer = row.draft
+        kept = next((at for at in range(len(offer)) if draw.random() >= keep), len(offer))
+        chances.observe("ngram", 5, len(offer), kept)
+        wall_s = 0.02 * (1 + 0.03 * len(offer)) * math.exp(draw.gauss(0, 0.03))
+        stats = RoundStats(1, 1 + len(offer), 0, wall_s, 0.0, 0.0, 0.0, (), (), 0, 0, 0)
+        policy.observe(stats, [Checked(state.row, len(offer), kept, len(offer), None, offer.tried(kept - 1))])
+        found.append(len(offer))
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_guesses_that_no_model_stands_beside_are_learned_of(seed):
+    """Whole ones where they are kept, hardly any where they are not, and whole ones again when they are kept again."""
+    policy, chances, draw = AdaptiveDepth(FixedDepth(6, 10**6, None), DraftTiming.WAITED), GuessChances(), Random(seed)
+    assert np.mean(guesses(0.97, 300, policy, chances, draw)[100:]) > 4.5
+    assert np.mean(guesses(0.02, 1200, policy, chances, draw)[900:]) < 3
+    assert np.mean(guesses(0.97, 600, policy, chances, draw)[300:]) > 4.5

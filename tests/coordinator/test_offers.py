@@ -306,3 +306,12 @@ def test_smaller_trees_have_what_is_worth_most():
     for size, wanted in ((DraftSize(2, 2, 1.0), 1 + 0.8 + 0.4), (DraftSize(1, 2, 1.0), 1 + 0.8 + 0.3)):
         found = best_size([worths], np.array([2]), 1, lambda slots: 1 + 0.0 * slots, [size])
         assert found[1:] == pytest.approx((wanted / 2, 2))
+
+
+def test_tokens_that_there_are_not_or_that_are_worth_nothing_are_never_offered():
+    """Even where more tokens were held to cost less: drafts of unequal size, one with a token of no worth."""
+    told = [chain(0.5), tree((0.9, -1), (0.0, -1))]
+    worths = Sureness(2).worths([GREEDY] * 2, told)
+    falling = 1 - 0.01 * np.arange(6)
+    assert offered(worths.values, 3).tolist() == [[True, False], [True, False]]
+    assert offered_blindly(worths, 2, falling).tolist() == [[True, False], [True, False]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, zip_longest
 
 import numpy as np
 import pytest
@@ -29,13 +29,15 @@ def table(seed, scale) -> torch.Tensor:
     return torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def grown(shape: TreeShape, parts, levels, *, nodes=(), seed=0, scale=2.0, notes_sureness=False, **options) -> Push:
+def grown(
+    shape: TreeShape, parts, levels, *, nodes=(), seed=0, scale=2.0, notes_sureness=False, rules=(), **options
+) -> Push:
     model = TableBackend(table(seed, scale))
     model.allocate(64, 4)
     space = Workspace(512, SparseDists(512, VOCAB, CPU), CPU, notes_sureness=notes_sureness)
     worker = DraftWorker(SmallModel(model, VOCAB), space, vocab_size=VOCAB, shape=shape)
-    for part in parts:
-        worker.handle(opened(part.row, **options))
+    for part, rule in zip_longest(parts, rules):
+        worker.handle(opened(part.row, **options | ({"rule": rule} if rule else {})))
     most = nodes or [shape.nodes(each) for each in levels]
     (reply,) = worker.handle(replace(plan(parts), levels=ints(levels), nodes=ints(most)))
     assert isinstance(reply, Push), reply
@@ -83,6 +85,13 @@ def test_a_push_describes_its_trees() -> None:
     families = push.slots.tolist()
     pairs = set(zip(families, push.tokens.tolist(), strict=True))
     assert len(pairs) == len(families)
+
+
+def test_dists_are_shipped_of_levels_that_only_others_have_drawn_beside() -> None:
+    """One request samples a level, another picks two by argmax: every row that is shipped has mass."""
+    push = grown(STATIC, [part(0, 1), part(1, 4)], [1, 2], temperature=1.0, rules=["rejection", "exact"])
+    assert len(push.dists.rows) == 1 + 4
+    assert push.dists.rows.any(axis=1).all()
 
 
 @pytest.mark.parametrize("shape", [STATIC, TreeShape(None, 3, 6)], ids=["static", "dynamic"])
