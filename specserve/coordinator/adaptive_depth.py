@@ -3,7 +3,7 @@
 While drafting, each round admits those slots of the whole batch that make most tokens per second, by the acceptance of
 every request and the measured cost of rounds. So each request has a chain of its own length or, where trees are
 drafted, a tree of its own size: as many nodes as it has slots, which the draft places as its shape allows. Where a
-draft says how sure it is of its chains, all requests get chains of one length, and what of them is checked is decided
+draft says how sure it is of its tokens, all requests get drafts of one size, and what of them is checked is decided
 when they are there (`offers`). Where even the best set makes no more than plain rounds, drafting stops, and is tried
 now and then on a few requests to see whether it pays again. (Goodput as what to maximise, and 0 as a depth like others:
 SmartSpec, Liu et al. 2024.)
@@ -107,7 +107,7 @@ class AdaptiveDepth:
         self._next_tried = 0
         self._depths: dict[RowId, int] = {}
         self._slots: dict[RowId, int] = {}
-        self._guessed: dict[RowId, int] = {}
+        self._guessed: dict[RowId, int] = {}  # the most tokens of guesses that nobody waits for
         self._kinds: dict[RowId, RequestClass] = {}  # of those that offer tokens by how sure a model is of them
         self._ranked: set[RowId] = set()  # these, and those whose guesses are ranked among theirs
         self._ahead: dict[RowId, int] = {}
