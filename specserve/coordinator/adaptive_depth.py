@@ -285,27 +285,24 @@ class AdaptiveDepth:
         """Of drafts that say how sure they are, what is worth checking."""
         if self._timing is not DraftTiming.WAITED:
             return
-        offering = [row for row in rows if row.due and row.depth and row.state.chain.tokens]
-        drafts = [row.state.chain.first(row.depth) for row in offering]
-        made = [draft for row, draft in zip(offering, drafts, strict=True) if row.state.guessed_by is None]
-        self._made = max((draft.depth for draft in made), default=0), sum(draft.dist_count for draft in made)
-        for row, draft in zip(offering, drafts, strict=True):
-            if draft.sureness and row.state.guessed_by is None:
+        pairs = [
+            (row, row.state.chain.first(row.depth)) for row in rows if row.due and row.depth and row.state.chain.tokens
+        ]
+        made = [(row, draft) for row, draft in pairs if row.state.guessed_by is None]
+        self._made = max((draft.depth for _, draft in made), default=0), sum(draft.dist_count for _, draft in made)
+        for row, draft in made:
+            if draft.sureness:
                 kind = self._kinds[row.state.row] = class_of(row.state)
                 large = row.shape is None or row.shape.most_nodes >= self._shape.most_nodes
                 self._sureness.saw(row.state.row, kind, Told(draft.sureness, draft.above), large=large)
         # Guesses for requests that no model drafts for are learned of as any other draft that says nothing of itself.
-        sure = [
-            (row, draft)
-            for row, draft in zip(offering, drafts, strict=True)
-            if draft.sureness and self._told_of(row.state)
-        ]
+        sure = [(row, draft) for row, draft in pairs if draft.sureness and self._told_of(row.state)]
         if not sure:
             return
         self._ranked = {row.state.row for row, _ in sure}
         told = [Told(draft.sureness, draft.above) for _, draft in sure]
         if self._costs.plain_s(len(rows)) is not None:
-            others = sum(map(len, drafts)) - sum(len(draft) for _, draft in sure)
+            others = sum(len(draft) for row, draft in pairs if row.state.row not in self._ranked)
             self._choose_offered([row for row, _ in sure], told, len(rows), others)
 
     def _choose_offered(self, sure: Sequence[TargetRow], told: Sequence[Told], rows: int, others: int) -> None:
@@ -319,7 +316,7 @@ class AdaptiveDepth:
         # By what was planned, not by what came: where a chain ended early its own tokens may be why.
         waited = [row for row in sure if row.state.guessed_by is None]
         levels = max((row.depth for row in waited), default=0)
-        made = sum(row.depth if row.shape is None else row.shape.parents(row.depth) for row in waited)
+        made = sum(row.places for row in waited)
         drafting_s = (self._costs.drafting(levels, made / levels) if levels else None) or 0.0
         seconds = self._costs.seconds(rows, slots, hopes) + drafting_s
         if blind:

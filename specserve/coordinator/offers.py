@@ -25,6 +25,7 @@ import numpy as np
 from specserve.coordinator.acceptance import RequestClass
 from specserve.coordinator.marginal_gain import Seconds
 from specserve.coordinator.round_costs import FloatArray
+from specserve.coordinator.trees import levels_of
 from specserve.transport.messages import Array
 
 Kind = TypeVar("Kind", RequestClass, RequestClass | None)
@@ -189,16 +190,9 @@ def _of_eldest(chances: Sequence[float], parents: Sequence[int]) -> list[float]:
     return [chance for at, chance in enumerate(chances) if not at or parents[at] != parents[at - 1]]
 
 
-def _levels_of(parents: Sequence[int]) -> list[int]:
-    levels: list[int] = []
-    for parent in parents:
-        levels.append(levels[parent] + 1 if parent >= 0 else 0)
-    return levels
-
-
 def _deepen(chances: list[float], parents: list[int], depth: int, chance: float) -> None:
     """Add paths down to level `depth` behind the first tokens of a draft's deepest level, all of the same chance."""
-    levels = _levels_of(parents)
+    levels = levels_of(parents)
     more = depth - levels[-1] - 1
     if more > 0:
         for end in [number for number, level in enumerate(levels) if level == levels[-1]][:_GOING_ON]:
@@ -220,7 +214,7 @@ def _along(chances: Sequence[Sequence[float]], parents: Sequence[Sequence[int]])
         none = longest - len(worths)
         rows.append([*worths, *[0.0] * none])
         above.append([*before, *[-1] * none])
-        levels.append([*_levels_of(before), *[0] * none])
+        levels.append([*levels_of(before), *[0] * none])
     return Worths(np.array(rows), np.array(above), np.array(levels))
 
 

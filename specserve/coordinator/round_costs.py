@@ -277,28 +277,26 @@ class RoundCosts:
 
         One level is drafted in the first row, two in the second, ….
         """
-        known = self._draft_steps
-        if not known:
+        if not self._draft_steps:
             return None
 
         def costs(tokens: FloatArray) -> FloatArray:
-            fits = [self._step_fit(min(known, key=lambda each: abs(each - at - 1))) for at in range(len(tokens))]
+            fits = [self._step_fit(at + 1) for at in range(len(tokens))]
             return np.array([np.interp(row, *fit) for row, fit in zip(tokens, fits, strict=True)])
 
         return costs
 
     def drafting(self, levels: int, tokens: float) -> float | None:
         """The cost of so many levels of drafts, of `tokens` each; None where nobody waits for drafts."""
-        known = self._draft_steps
-        if not known:
+        if not self._draft_steps:
             return None
-        sizes, costs = self._step_fit(min(known, key=lambda each: abs(each - max(1, levels))))
+        sizes, costs = self._step_fit(max(1, levels))
         return levels * float(np.interp(tokens, sizes, costs))
 
     def _step_fit(self, levels: int) -> tuple[list[float], list[float]]:
-        """Tokens that a step makes where so many levels are drafted, and what it costs."""
+        """Tokens that a step makes where so many levels are drafted, or nearly so many, and what it costs."""
         if levels not in self._step_fits:
-            kind = self._draft_steps[levels]
+            kind = self._draft_steps[min(self._draft_steps, key=lambda each: abs(each - levels))]
             weights = 1 / (self._doubts(kind.index) + _LEAST_NOISE**2)
             costs = rising(np.exp(self._mean[kind.index]).tolist(), weights.tolist())
             self._step_fits[levels] = [2**place for place in kind.places], costs

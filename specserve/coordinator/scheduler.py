@@ -48,8 +48,13 @@ class TargetRow:
     @property
     def draft(self) -> Chain:
         """What of its request's draft is to be checked."""
-        whole = self.state.chain.first(self.depth)
-        return whole if self.chosen is None else whole.only(self.chosen)
+        chain = self.state.chain
+        return chain.first(self.depth) if self.chosen is None else chain.only(self.chosen)
+
+    @property
+    def places(self) -> int:
+        """The most places of its chain, or its tree, that get tokens; each has a slot."""
+        return self.depth if self.shape is None else self.shape.parents(self.depth)
 
 
 class DraftSizes(Protocol):

@@ -120,7 +120,7 @@ class SerialDrafts(WorkerSource):
             row.depth = 0
         if feed <= 0:
             return None
-        read = max(0, _slots_for(row) - 1)  # of what is drafted
+        read = max(0, row.places - 1)  # of what is drafted
         if not self.link.make_room(state, state.draft_cached + feed + read, taken, among):
             row.depth = 0
             return None
@@ -131,11 +131,11 @@ class SerialDrafts(WorkerSource):
     def _lease(self, row: TargetRow) -> list[int]:
         """Slots for the row's depth, which is lowered to what they are enough for."""
         free, wanted = self.link.slots.free_count, row.depth
-        while _slots_for(row) > free:
+        while row.places > free:
             row.depth -= 1
         if wanted:
             self.link.slot_waits.planned(row.state.row, lacking=row.depth == 0)
-        return self.link.slots.take(_slots_for(row))
+        return self.link.slots.take(row.places)
 
     # ---- answers
 
@@ -228,11 +228,6 @@ class SerialDrafts(WorkerSource):
             for row in plan.rows:
                 self.link.slots.free(row.slots)
         self.link.close([*states, *([] if plan is None else plan.released)])
-
-
-def _slots_for(row: TargetRow) -> int:
-    """Slots for its chain, or its tree; all but one stand for a drafted token that the draft reads."""
-    return row.depth if row.shape is None else row.shape.parents(row.depth)
 
 
 def _keep_draft(row: TargetRow) -> None:

@@ -138,15 +138,22 @@ class Tree(Chain):
         return min(self.fed, len(tokens))
 
 
+def levels_of(parents: Sequence[int]) -> list[int]:
+    """Each node's level, from 0 on; parents stand before their children."""
+    levels: list[int] = []
+    for parent in parents:
+        levels.append(levels[parent] + 1 if parent >= 0 else 0)
+    return levels
+
+
 def tree_of(
     tokens: list[int], parents: list[int], slots: list[int], fed: list[bool], sureness: list[float] | None = None
 ) -> Tree:
     """The tree of these nodes, all as they were pushed. Raises ProtocolError for what is no tree, level by level."""
-    levels: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             raise ProtocolError(f"node {node} of a tree stands behind node {parent}")
-        levels.append(levels[parent] + 1 if parent >= 0 else 0)
+    levels = levels_of(parents)
     held = list(dict.fromkeys(slots))
     places = {slot: number for number, slot in enumerate(held)}
     families = [places[slot] for slot in slots]
