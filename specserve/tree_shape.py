@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class TreeShape:
 
     def within_nodes(self, nodes: int) -> TreeShape:
         """The same with at most so many nodes."""
-        return self if nodes >= self.most_nodes else replace(self, most_nodes=nodes)
+        return self if nodes >= self.most_nodes else _smaller(self, nodes)
 
     def nodes(self, levels: int) -> int:
         """The most nodes that a tree of so many levels has."""
@@ -67,6 +68,12 @@ class TreeShape:
         while levels and self.nodes(levels) > nodes:
             levels -= 1
         return levels
+
+
+@cache
+def _smaller(shape: TreeShape, nodes: int) -> TreeShape:
+    """Asked for each row of a round."""
+    return replace(shape, most_nodes=nodes)
 
 
 def static(branching: tuple[int, ...]) -> TreeShape:

@@ -58,6 +58,12 @@ to 0.96: rounds that begin and end answers are not those that costs are learned 
 _NEVER_S = 1e9
 """The cost of what is not to be chosen."""
 
+_LIKE = 1.5
+"""Less than so many times as many requests, or as few, are held to be like those of the last look."""
+
+_RESTING = 4
+"""Of so many rounds while drafting is off, one is learned from: all are alike, and learning takes time, too."""
+
 _COLD = 0.35
 """By how much, in parts, the first round with drafts after one without takes longer than the next."""
 
@@ -102,6 +108,8 @@ class AdaptiveDepth:
         self._last_rows: set[RowId] = set()
         self._changed = 0.0  # share of rounds that had other requests than the one before them
         self._drafted_rounds = 0
+        self._looked_rows = 0  # requests that there were at the last look
+        self._unlearned = 0  # rounds since one was learned from
         self._hopeful = False  # this round has the slots that would be best if all went well
         self._tried: list[RowId] = []
         self._next_tried = 0
@@ -164,14 +172,24 @@ class AdaptiveDepth:
         if another:
             self._sureness.keep([state.row for state in states])
         due = self._switch.advance()
-        if (due or another) and not self._switch.trial_left:
+        if (due or (another and self._are_others(len(states)))) and not self._switch.trial_left:
             self._look(states)
         if self._switch.consider_trial(self._may_be_wrong(states), another) and self._switch.trying:
             self._choose_tried(states)
-        if self._switch.active:
-            self._admit(states, self._limits_of(states))
+        self._asked = {}
+        if not self._switch.active:
+            return
+        self._admit(states, self._limits_of(states))
         asking = [state for state in states if self.drafting(state)]
         self._asked = {state.row: self._ahead.get(state.row, self.depth) for state in asking}
+
+    def _are_others(self, rows: int) -> bool:
+        """Whether a look at these requests, one of them new, may find what the last one did not.
+
+        Nothing was seen of it, so while nothing is drafted it is how many there are that counts.
+        """
+        fewer, more = sorted((rows, self._looked_rows))
+        return self._switch.on or more >= _LIKE * fewer
 
     def _may_be_wrong(self, states: Sequence[RequestState]) -> bool:
         """Whether the other state may yet be the better one: as to drafting always, once there is something to beat."""
@@ -189,6 +207,7 @@ class AdaptiveDepth:
 
         How much of their answers is left does not count: others will come.
         """
+        self._looked_rows = len(states)
         limits = np.array([self.wanted(state) for state in states])
         plain_s = self._costs.plain_s(len(states))
         best = self._best_of_sure(states, limits) if self._are_sure(states) else self._best_by_average(states, limits)
@@ -444,8 +463,13 @@ class AdaptiveDepth:
         levels: of what was drafted, though perhaps nothing of it was checked; made: tokens of each.
         """
         costs, waited_s = self._costs, 0.0
-        costs.pass_round(stats.rows, stats.rows * (1 + self._shape.most_nodes))
+        self._unlearned += 1
         self._was_warm, self._warm = self._warm, levels > 0
+        resting = not (self._switch.active or self._switch.charging) and costs.measured(costs.plain, stats.rows)
+        if resting and self._unlearned < _RESTING:
+            return
+        costs.pass_round(stats.rows, stats.rows * (1 + self._shape.most_nodes), self._unlearned)
+        self._unlearned = 0
         if changed or (levels and not self._was_warm and self._timing is DraftTiming.WAITED):
             return
         checks = stats.positions > stats.rows

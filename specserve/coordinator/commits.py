@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -72,7 +73,7 @@ class Commit:
         return delta
 
 
-@dataclass(slots=True)
+@dataclass
 class Verdicts:
     """A round that was committed, until it is booked."""
 
@@ -90,6 +91,7 @@ class Verdicts:
             "stop": sum([commit.confirmed - commit.kept for commit in self.commits]),
         }
 
+    @cached_property
     def stats(self) -> RoundStats:
         """The round in numbers."""
         sent = self.round.sent

@@ -10,7 +10,7 @@ Nightjar, 2025, has it, with two arms.)
 from __future__ import annotations
 
 _WINDOW, _OFF_WINDOW = 8, 16
-"""Rounds between two looks at whether drafting pays: while on, and while off, where little is learned."""
+"""Rounds after a look at whether drafting pays: while on, and while off, where little is learned."""
 
 _CLEAR, _LOST = 1.05, 1.0
 """The gain over plain decoding from which on drafting is turned on, and below which it is turned off."""
@@ -47,7 +47,7 @@ class DraftingSwitch:
         self._trial_rounds = trial_rounds
         self._since_trial = _APART - _PLAIN_TRIAL
         self._accounts = {True: _SAVED, False: _SAVED}  # of trials while on, and while off
-        self._round = 0
+        self._since_look = 0
 
     @property
     def active(self) -> bool:
@@ -71,12 +71,14 @@ class DraftingSwitch:
 
     def advance(self) -> bool:
         """One more round begins. True when it is time to `look`: from time to time, and when a trial is over."""
-        self._round += 1
+        self._since_look += 1
         share = _ON_SHARE if self.on else _OFF_SHARE
         self._accounts[self.on] = min(_SAVED, self._accounts[self.on] + share)
         if self.trial_left == 0:
             self._since_trial += 1
-            return self._round % (_WINDOW if self.on else _OFF_WINDOW) == 0
+            due = self._since_look >= (_WINDOW if self.on else _OFF_WINDOW)
+            self._since_look = 0 if due else self._since_look
+            return due
         self.trial_left -= 1
         if self.trial_left == 0:
             self._since_trial = 0
@@ -84,6 +86,7 @@ class DraftingSwitch:
 
     def look(self, gain: float) -> None:
         """Drafting is `gain` times as fast as plain decoding, as far as is known. Not in a trial."""
+        self._since_look = 0
         self.on = gain >= _LOST if self.on else gain > _CLEAR
 
     @property

@@ -474,7 +474,7 @@ class Engine:
         if self._traces is not None:
             self._traces.committed(verdicts)
         if isinstance(self._policy, AdaptiveDepth):
-            self._policy.observe(verdicts.stats(), checked_of(current, verdict, commits))
+            self._policy.observe(verdicts.stats, checked_of(current, verdict, commits))
         self._last_end_s = now
 
     def _fail_rows(self, failure: Failed) -> None:

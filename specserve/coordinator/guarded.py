@@ -20,6 +20,7 @@ class Guarded:
 
     def __init__(self, guesser: Guesser | RequestGuesser, vocab_size: int) -> None:
         self._guesser = guesser
+        self._looks_up = guesser if isinstance(guesser, LooksUp) else None
         self._open: Callable[..., None] = guesser.open
         self._vocab_size = vocab_size
         self._failed: set[int] = set()
@@ -41,9 +42,9 @@ class Guarded:
         """See `LooksUp`; (0, []) from what is none."""
 
         def looked_up() -> tuple[int, list[int]]:
-            if not isinstance(self._guesser, LooksUp):
+            if self._looks_up is None:
                 return 0, []
-            matched, tokens = self._guesser.look_up(row, depth)
+            matched, tokens = self._looks_up.look_up(row, depth)
             if int(matched) < 0:
                 raise ProtocolError(f"found a match of {matched} tokens")
             return int(matched), self._checked(tokens)

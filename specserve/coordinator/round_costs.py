@@ -111,11 +111,11 @@ class RoundCosts:
 
     # ---- learning
 
-    def pass_round(self, rows: int, most: int) -> None:
-        """One more round is over, which could have had sizes from `rows` to `most`: what was known of them is older."""
-        self._age += (self._places >= math.log2(rows)) & (self._places <= math.log2(most))
-        drift = (_COST_DRIFT * (1 + self._age / _AGES)) ** 2
-        drift[0] = _PACE_DRIFT**2
+    def pass_round(self, rows: int, most: int, rounds: int = 1) -> None:
+        """So many more are over, which could have had sizes from `rows` to `most`: what was known of them is older."""
+        self._age += rounds * ((self._places >= math.log2(rows)) & (self._places <= math.log2(most)))
+        drift = rounds * (_COST_DRIFT * (1 + self._age / _AGES)) ** 2
+        drift[0] = rounds * _PACE_DRIFT**2
         known = self._spread.flat[:: len(self._mean) + 1] + drift
         self._spread.flat[:: len(self._mean) + 1] = known
         known[0] = 0.0

@@ -129,7 +129,8 @@ class Scheduler:
         depth_of, trees = self.policy.of, self._config.tree_shape is not None
         for state in decoding:
             if state.stage is Stage.RUNNING:
-                depth, shape = depth_of(state), self.policy.shape(state) if trees else None
+                depth = depth_of(state)
+                shape = self.policy.shape(state) if trees and depth else None
                 fitting = min(share, depth) if shape is None else shape.within(depth, share)
                 self._add_decode(rows, state, fitting, shape, min(share, self.policy.guessed(state)))
         if reading:

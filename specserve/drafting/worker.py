@@ -116,6 +116,7 @@ class DraftWorker:
         shape: TreeShape | None = None,
     ) -> None:
         self._speculator = speculator
+        self._grower = speculator if isinstance(speculator, GrowsTrees) else None
         self._shape = shape
         self._hardware = AtOnce() if hardware is None else hardware
         self._workspace = workspace
@@ -185,8 +186,8 @@ class DraftWorker:
         """What is drafted for each job: trees, or chains as trees of width 1."""
         if not jobs:
             return []
-        if self._shape is not None and isinstance(self._speculator, GrowsTrees):
-            drafted = self._speculator.grow(jobs, self._shape, self._workspace)
+        if self._shape is not None and self._grower is not None:
+            drafted = self._grower.grow(jobs, self._shape, self._workspace)
         else:
             chains = self._speculator.propose(jobs, self._workspace)
             drafted = [_as_tree(chain, job.depth - 1) for job, chain in zip(jobs, chains, strict=True)]

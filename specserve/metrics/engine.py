@@ -30,6 +30,7 @@ class Committed(Protocol):
         """Drafted tokens that came to nothing, by reason."""
         ...
 
+    @property
     def stats(self) -> RoundStats:
         """The round in numbers."""
         ...
@@ -91,7 +92,7 @@ class EngineMetrics:
         for reason, tokens in verdicts.wasted().items():
             if tokens:
                 self.wasted(reason, tokens)
-        self.round(verdicts.stats())
+        self.round(verdicts.stats)
 
     def round(self, stats: RoundStats) -> None:
         """Count one round. Its kept, correction, bonus and plain tokens are those that were committed."""

@@ -92,6 +92,8 @@ class Verifier:
         beside: Beside | None = None,
     ) -> None:
         self._backend = backend
+        self._trees = backend if isinstance(backend, HoldsTrees) else None
+        self._shows = backend if isinstance(backend, ShowsHidden) else None
         self._beside = beside
         self._hardware = AtOnce() if hardware is None else hardware
         self._vocab_size = min(vocab_size, backend.vocab_size)
@@ -101,7 +103,7 @@ class Verifier:
         engine = EngineConfig() if engine is None else engine
         self._block_tokens = engine.block_tokens
         self._judges = judges_of(engine)
-        if engine.tree_shape is not None and not isinstance(backend, HoldsTrees):
+        if engine.tree_shape is not None and self._trees is None:
             raise ConfigError(
                 "engine.tree needs a target whose attention is all on paged KV, which this one's is not; leave "
                 "engine.tree out"
@@ -191,7 +193,7 @@ class Verifier:
             judging_s,
             scores,
             prompt_scores,
-            shown(message, rows, last, self._backend),
+            shown(message, rows, last, self._shows),
             drafted,
             last.astype(np.int32) if len(message.parents) else empty(),
             self._hardware.counted(),
@@ -207,8 +209,8 @@ class Verifier:
             if row.profile.constraint is not None:
                 row.profile.constraint.write(row.first, row.chain[path].tolist())
         moves = [Move(row.table, row.first, [row.first + node for node in path]) for row, path in trees if path]
-        if moves and isinstance(self._backend, HoldsTrees):
-            self._backend.move(moves)
+        if moves and self._trees is not None:
+            self._trees.move(moves)
         return np.array([len(path) for path in paths], dtype=np.int32)
 
     def _judge_of(self, rule: RuleName) -> Judge:
