@@ -441,14 +441,19 @@ class AdaptiveDepth:
 
     def _observe_reading(self, stats: RoundStats, levels: int, made: float) -> None:
         """made: places of each level that got tokens."""
+        costs, switch = self._costs, self._switch
         self._reading.observe(stats.wall_s, stats.prefill_tokens)
-        drafting = self._costs.drafting(levels, made)
-        if self._switch.on and self._switch.active and drafting is not None:
-            drafting_s = self._costs.pace * drafting
-            waited_s = min(stats.draft_busy_s, stats.wall_s)
-            # To read takes a draft no longer than the target takes for the rest; a draft that hangs does not read.
-            beyond_s = min(waited_s - drafting_s, stats.wall_s - waited_s)
+        drafting = costs.drafting(levels, made)
+        if drafting is None or not switch.active:
+            return
+        waited_s = min(stats.draft_busy_s, stats.wall_s)
+        # To read takes a draft no longer than the target takes for the rest; a draft that hangs does not read.
+        beyond_s = min(waited_s - costs.pace * drafting, stats.wall_s - waited_s)
+        if switch.on:
             self._reading.observe_draft(beyond_s, stats.prefill_tokens)
+        elif levels and (plain_s := costs.plain_s(stats.rows)):
+            # A trial pays for what it had to read, also beside others' prompts.
+            switch.charge(max(0.0, beyond_s) / (costs.pace * plain_s))
 
     def _count_changed(self, rows: set[RowId]) -> bool:
         """Whether a round is one that nothing is learned from, because its requests are not those of the last."""

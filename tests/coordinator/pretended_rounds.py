@@ -32,6 +32,7 @@ class Machine:
     first_ms: what the first of a round's steps takes more than the others.
 
     cold: as many times as long as otherwise takes the target's part of the first round with drafts after one without.
+    unread_ms: what such a round also waits for, as the draft reads what came meanwhile.
     noise: the spread of a round's length, in logarithms. late: how often it is late by 1.1 to 3 times.
     spells: so many rounds on average lie between two, which are half as long. several: how much more than one row a
     row more costs in a spell that makes all twice as slow.
@@ -41,6 +42,7 @@ class Machine:
     step_ms: Callable[[float], float]
     first_ms: float = 0.45
     cold: float = 1.35
+    unread_ms: float = 0.0
     noise: float = 0.04
     late: float = 0.08
     spells: float = 400.0
@@ -146,7 +148,8 @@ class Pretended:
     def round(self, states, prefill=0) -> Account:
         self.move()
         if prefill:
-            self.policy.observe(self.stats(0, prefill, prefill, 0.050, 0.0), [])
+            self.policy.plan([])
+            self.policy.observe(self.stats(1, prefill, prefill, 0.050, 0.0), [])
             return Account()
         self.policy.plan(states)
         asking = [self.policy.drafting(state) for state in states]
@@ -165,6 +168,7 @@ class Pretended:
             draft = self.machine.step_ms(rows) * self.pace  # it is fed all the same
         if levels and not self.warm and self.timing is DraftTiming.WAITED:
             target *= self.machine.cold
+            draft += self.machine.unread_ms * self.pace
         self.warm = levels > 0
         tokens = sum(expected for _, expected in checks)
         taken = self.noise(target, (nodes > 0, rows + nodes)), self.noise(draft, (True, -levels))
