@@ -286,6 +286,9 @@ _REASONS: Final = {
     "extra_forbidden": "there is no such field",
     "too_short": "must not be empty",
     "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
 }
 
 

@@ -333,3 +333,12 @@ def test_a_refusal_says_what_is_wrong_in_words_of_its_own(fields: dict[str, obje
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]} | fields
     reply = call(app_of(ScriptedEngine(said("x"))), "POST", "/v1/chat/completions", json=body)
     assert assert_refused(reply)["message"] == told
+
+
+@pytest.mark.parametrize("field", ["speculation", "stream_options"])
+@pytest.mark.parametrize("value", [False, 3, "on", ["enabled"]])
+def test_what_must_be_an_object_is_refused_in_words_of_json(field: str, value: object) -> None:
+    """And not in those of the language that the server is written in."""
+    body = {**GOOD["chat"], "stream": True, field: value}
+    error = assert_refused(call(app_of(ScriptedEngine(said("x"))), "POST", PATHS["chat"], json=body), 400)
+    assert (error["param"], error["message"]) == (field, f"{field}: must be an object")
