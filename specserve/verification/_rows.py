@@ -43,7 +43,8 @@ class Row:
     @property
     def prompt_tokens(self) -> int:
         """How many prompt tokens are to be scored here: each one that follows a fed one."""
-        return max(0, min(len(self.feed), len(self.profile.prompt) - 1 - self.start))
+        prompt = self.profile.prompt
+        return max(0, min(len(self.feed), len(prompt) - 1 - self.start)) if prompt else 0
 
     @property
     def looked_at(self) -> int:

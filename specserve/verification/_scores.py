@@ -31,9 +31,8 @@ class Scorer:
                 self._first[row.index] = len(wanted)
                 wanted += range(at, at + row.looked_at)
             at += row.looked_at
-        if not wanted:
-            self._logs = logits[:0]
-        else:
+        self._logs: torch.Tensor | None = None  # where nobody asks
+        if wanted:
             places = host.send(torch.tensor(wanted), logits.device)
             self._logs = torch.log_softmax(logits[places, :vocab_size], -1)
 
@@ -42,25 +41,31 @@ class Scorer:
 
         last int64 [n] is the last kept drafted token, −1 for none; chosen int64 [n].
         """
+        if self._logs is None:
+            return Scores.none()
         asked: list[tuple[Row, Sequence[int], list[int]]] = []
         for row in self._rows:
             if row.due and row.profile.logprobs is not None:
                 node, offset = int(last[row.index]), row.looked_at - len(row.chain) - 1
                 tokens = [*row.tokens_to(node), int(chosen[row.index])]
                 asked.append((row, [offset, *[offset + 1 + each for each in row.path(node)]], tokens))
-        return self._scores(asked, [row.profile.logprobs or 0 for row in self._rows])
+        return self._scores(self._logs, asked, [row.profile.logprobs or 0 for row in self._rows])
 
     def prompt(self) -> Scores:
         """The scores of the prompt tokens after each fed one, of each row that asked."""
+        if self._logs is None:
+            return Scores.none()
         asked: list[tuple[Row, Sequence[int], list[int]]] = []
         for row in self._rows:
             if row.prompt_tokens:
                 after = row.start + 1
                 tokens = list(row.profile.prompt[after : after + row.prompt_tokens])
                 asked.append((row, range(len(tokens)), tokens))
-        return self._scores(asked, [row.profile.prompt_logprobs or 0 for row in self._rows])
+        return self._scores(self._logs, asked, [row.profile.prompt_logprobs or 0 for row in self._rows])
 
-    def _scores(self, asked: Sequence[tuple[Row, Sequence[int], list[int]]], widths: Sequence[int]) -> Scores:
+    def _scores(
+        self, all_logs: torch.Tensor, asked: Sequence[tuple[Row, Sequence[int], list[int]]], widths: Sequence[int]
+    ) -> Scores:
         """Score these tokens, each from one of its row's logits, and the alternatives beside them."""
         if not asked:
             return Scores.none()
@@ -70,8 +75,8 @@ class Scorer:
             lengths[row.index] = len(tokens)
             begin = self._first[row.index]
             places += [begin + each for each in seen]
-        ids = host.send(torch.tensor([token for _, _, tokens in asked for token in tokens]), self._logs.device)
-        logs = self._logs[host.send(torch.tensor(places), self._logs.device)]
+        ids = host.send(torch.tensor([token for _, _, tokens in asked for token in tokens]), all_logs.device)
+        logs = all_logs[host.send(torch.tensor(places), all_logs.device)]
         widest = min(max(widths), self._vocab_size)
         top = logs.topk(widest, -1)
         mine = np.repeat(np.minimum(widths, widest), lengths)
