@@ -12,6 +12,7 @@
 #define SPAN 4 /* chunks of keys that are one piece of work, where tokens and heads are too few for all threads */
 #define PIECES_PER_THREAD 8
 #define PHASES_OF_LAYER 9
+#define OTHER_PHASES 6 /* two begin, one narrows, three end */
 
 /* Norms and biases may be null. window is 0 where a layer sees everything. */
 typedef struct {
@@ -48,12 +49,13 @@ typedef struct {
     float *logits, *entering, *last, *told;
 } step;
 
-/* Where intermediate results of a step are. */
+/* Where intermediate results of a step are. asked: whether a token attends to anything, null where all do. */
 typedef struct {
     strip_shape shape, head_shape;
     phase *phases;
     int64_t *rows;
-    float *angles, *hidden, *heads, *input, *mixed, *inner, *found, *head_input;
+    char *asked;
+    float *angles, *hidden, *heads, *input, *mixed, *inner, *found, *head_input, *chosen_hidden, *chosen_mixed;
     int64_t found_room, spans;
 } room;
 
@@ -69,11 +71,18 @@ INLINE int64_t few_tokens(const decoder *model, const step *now) {
     return (pieces + model->kv_heads - 1) / model->kv_heads;
 }
 
+/* Behind the last layer's keys and values only those tokens go on that logits are wanted of, unless all are shown. */
+INLINE int narrows(const decoder *model, const step *now) {
+    return model->layers && !now->last && now->wanted < now->count;
+}
+
 INLINE void *part_of(char **at, int64_t bytes) {
     char *part = *at;
     *at += (bytes + 63) / 64 * 64;
     return part;
 }
+
+INLINE int64_t phases_of(const decoder *model) { return PHASES_OF_LAYER * model->layers + OTHER_PHASES; }
 
 /* Lay the intermediate results out from `at` on; returns how many bytes they take. */
 static int64_t furnish(const decoder *model, const step *now, char *at, room *in) {
@@ -88,7 +97,7 @@ static int64_t furnish(const decoder *model, const step *now, char *at, room *in
     in->spans = count <= few_tokens(model, now) ? (chunks_of(longest) + SPAN - 1) / SPAN : 1;
     in->found_room = in->spans > 1 ? in->spans * SPAN : 1;
     const int64_t group = model->heads / model->kv_heads * found_size(model->dim);
-    in->phases = part_of(&at, (PHASES_OF_LAYER * model->layers + 8) * (int64_t)sizeof(phase));
+    in->phases = part_of(&at, phases_of(model) * (int64_t)sizeof(phase));
     in->rows = part_of(&at, count * (int64_t)sizeof(int64_t));
     in->angles = part_of(&at, count * model->dim * size);
     in->hidden = part_of(&at, count * model->width * size);
@@ -97,6 +106,10 @@ static int64_t furnish(const decoder *model, const step *now, char *at, room *in
     in->mixed = part_of(&at, count * model->heads * model->dim * size);
     in->inner = part_of(&at, count * model->inner * size);
     in->head_input = part_of(&at, now->wanted * model->width * size);
+    const int64_t chosen = narrows(model, now) ? now->wanted : 0;
+    in->chosen_hidden = part_of(&at, chosen * model->width * size);
+    in->chosen_mixed = part_of(&at, chosen * model->heads * model->dim * size);
+    in->asked = narrows(model, now) ? part_of(&at, count) : 0;
     in->found = part_of(&at, in->spans > 1 ? count * model->kv_heads * in->found_room * group * size : 0);
     return at - start;
 }
@@ -294,6 +307,7 @@ static void put_found(const decoder *model, const room *in, int64_t token, int64
 }
 
 static void attend_token(const decoder *model, const layer *at, const step *now, const room *in, int64_t token, int64_t head) {
+    if (in->asked && !in->asked[token]) return;
     const int64_t group = model->heads / model->kv_heads, dim = model->dim, size = found_size(dim);
     const sight seen = sight_of(model, at, now, in, token);
     const pages of = {at->keys, at->values, model->kv_heads, dim};
@@ -317,6 +331,7 @@ static void attend_span(const decoder *model, const layer *at, const step *now, 
     const int64_t group = model->heads / model->kv_heads, dim = model->dim;
     const int64_t span = piece % in->spans, head = piece / in->spans % model->kv_heads;
     const int64_t token = piece / in->spans / model->kv_heads;
+    if (in->asked && !in->asked[token]) return;
     const sight seen = sight_of(model, at, now, in, token);
     const pages of = {at->keys, at->values, model->kv_heads, dim};
     const float *query = in->heads + token * heads_width(model) + head * group * dim;
@@ -328,6 +343,7 @@ static void attend_span(const decoder *model, const layer *at, const step *now, 
 static void join_spans(const decoder *model, const layer *at, const step *now, const room *in, int64_t piece) {
     const int64_t group = model->heads / model->kv_heads, dim = model->dim, size = found_size(dim);
     const int64_t head = piece % model->kv_heads, token = piece / model->kv_heads;
+    if (in->asked && !in->asked[token]) return;
     const sight seen = sight_of(model, at, now, in, token);
     float found[group * size];
     for (int64_t each = 0; each < group; each++) {
@@ -366,7 +382,7 @@ static void show_entering(const decoder *model, const step *now, const room *in,
     }
 }
 
-static void run_layer(const decoder *model, int64_t index, const step *now, const room *in, phase *phases) {
+static void look(const decoder *model, int64_t index, const step *now, const room *in, phase *phases) {
     const layer *at = model->each + index;
     const int64_t width = model->width;
     const int64_t panels = panels_of(at->query.outputs) + panels_of(at->key.outputs) + panels_of(at->value.outputs);
@@ -385,6 +401,12 @@ static void run_layer(const decoder *model, int64_t index, const step *now, cons
     }
     TOGETHER(phases + 2, token, now->count) keep_token(model, at, now, in, token);
     attend(model, at, now, in, phases + 3);
+}
+
+/* What comes of what attention found. */
+static void think(const decoder *model, int64_t index, const room *in, phase *phases) {
+    const layer *at = model->each + index;
+    const int64_t width = model->width;
     TOGETHER_KNOWING(phases + 5, panel, next, panels_of(width)) {
         add_panel(&at->output, panel, next, in->mixed, in->shape, in->hidden, width);
     }
@@ -395,6 +417,41 @@ static void run_layer(const decoder *model, int64_t index, const step *now, cons
     TOGETHER_KNOWING(phases + 8, panel, next, panels_of(width)) {
         add_panel(&at->down, panel, next, in->inner, in->shape, in->hidden, width);
     }
+}
+
+/* Of hidden states and of what attention found, those of the chosen tokens, into `chosen`, where they are all. */
+static void narrow(const decoder *model, const step *now, const room *in, const room *chosen, phase *phases) {
+    const int64_t width = model->width, mixed = model->heads * model->dim;
+    TOGETHER(phases, strip, chosen->shape.strips) {
+        OF_STRIP(index, chosen->shape, strip) {
+            const int64_t token = now->chosen[index];
+            memcpy(chosen->hidden + index * width, in->hidden + token * width, (size_t)width * sizeof(float));
+            int64_t from_apart, to_apart;
+            const float *from = place(in->mixed, in->shape, mixed, token, &from_apart);
+            float *to = place(chosen->mixed, chosen->shape, mixed, index, &to_apart);
+            for (int64_t i = 0; i < mixed; i++) to[i * to_apart] = from[i * from_apart];
+        }
+    }
+}
+
+/* All layers. The chosen tokens' states are behind them beside the others, or in `chosen` where the step narrows. */
+static void run_layers(const decoder *model, const step *now, const room *in, const room *chosen, phase *phases) {
+    const int64_t last = model->layers - 1;
+    if (last < 0) return;
+    for (int64_t index = 0; index < last; index++, phases += PHASES_OF_LAYER) {
+        look(model, index, now, in, phases);
+        think(model, index, in, phases);
+    }
+    if (!narrows(model, now)) {
+        look(model, last, now, in, phases);
+        think(model, last, in, phases);
+        return;
+    }
+    room asking = *in;
+    asking.asked = chosen->asked;
+    look(model, last, now, &asking, phases);
+    narrow(model, now, in, chosen, phases + PHASES_OF_LAYER);
+    if (now->wanted) think(model, last, chosen, phases);
 }
 
 static void begin(const decoder *model, const step *now, const room *in, phase *phases) {
@@ -408,7 +465,7 @@ static void begin(const decoder *model, const step *now, const room *in, phase *
 }
 
 static void ready_for_head(const decoder *model, const step *now, const room *in, int64_t index) {
-    const float *state = in->hidden + now->chosen[index] * model->width;
+    const float *state = narrows(model, now) ? in->chosen_hidden + index * model->width : in->hidden + now->chosen[index] * model->width;
     int64_t apart;
     float *to = place(in->head_input, in->head_shape, model->width, index, &apart);
     norm_into(state, model->norm, model->width, model->epsilon, to, apart);
@@ -487,7 +544,14 @@ int64_t specserve_step_room(const decoder *model, const step *now) {
 void specserve_step(const decoder *model, const step *now, char *scratch) {
     room in;
     furnish(model, now, (char *)(((uintptr_t)scratch + 63) / 64 * 64), &in);
-    memset(in.phases, 0, (size_t)(PHASES_OF_LAYER * model->layers + 8) * sizeof(phase));
+    room chosen = in;
+    chosen.shape = in.head_shape, chosen.hidden = in.chosen_hidden, chosen.mixed = in.chosen_mixed;
+    in.asked = 0;
+    if (chosen.asked) {
+        memset(chosen.asked, 0, (size_t)now->count);
+        for (int64_t index = 0; index < now->wanted; index++) chosen.asked[now->chosen[index]] = 1;
+    }
+    memset(in.phases, 0, (size_t)phases_of(model) * sizeof(phase));
     for (int64_t row = 0; row < now->rows; row++) {
         for (int64_t token = now->offsets[row]; token < now->offsets[row + 1]; token++) in.rows[token] = row;
     }
@@ -496,9 +560,8 @@ void specserve_step(const decoder *model, const step *now, char *scratch) {
         phase *phases = in.phases;
         begin(model, now, &in, phases);
         phases += 2;
-        for (int64_t index = 0; index < model->layers; index++, phases += PHASES_OF_LAYER) {
-            run_layer(model, index, now, &in, phases);
-        }
+        run_layers(model, now, &in, &chosen, phases);
+        phases += PHASES_OF_LAYER * model->layers + 1;
         end(model, now, &in, phases);
     }
 }

@@ -142,6 +142,27 @@ def test_bits_depend_on_neither_company_nor_threads(name: str, three_threads) ->
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("name", ["llama", "window"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [3, 60, 300])
+def test_bits_do_not_depend_on_how_many_logits_are_wanted(name: str, threads: int, count: int, three_threads) -> None:
+    """Behind the last attention only the tokens go on whose logits are wanted; what is written of all is the same."""
+    three_threads(threads)
+    tokens, company = text(1, count), text(2, 5)
+    apart = np.array([block for block in range(BLOCKS) if block not in table(1)][:1], np.int32)
+    found = []
+    for wanted, beside in ((count, 5), (count, 1), (2, 5), (1, 1), (1, 0), (0, 0)):
+        backend = backend_of(name)
+        logits = backend.forward(ragged([Stretch(0, tokens, table(1), wanted), Stretch(0, company, apart, beside)]))
+        found.append((logits[:wanted].flip(0), logits[wanted:].flip(0), backend.pages))
+    (first, second, pages), *others = found
+    for mine, theirs, written in others:
+        assert torch.equal(mine, first[: len(mine)])
+        assert torch.equal(theirs, second[: len(theirs)])
+        for each, ours in ((written.keys, pages.keys), (written.values, pages.values)):
+            assert all(torch.equal(each[layer].nan_to_num(), ours[layer].nan_to_num()) for layer in ours)
+
+
 def test_no_logits_may_be_wanted() -> None:
     """A round that only writes."""
     assert backend_of("llama").forward(ragged([Stretch(0, text(1, 9), table(1), 0)])).shape == (0, SMALL["vocab_size"])
