@@ -109,6 +109,7 @@ class AdaptiveDepth:
         self._changed = 0.0  # share of rounds that had other requests than the one before them
         self._drafted_rounds = 0
         self._looked_rows = 0  # requests that there were at the last look
+        self._looked_kinds: set[RequestClass] = set()  # and of which classes
         self._unlearned = 0  # rounds since one was learned from
         self._hopeful = False  # this round has the slots that would be best if all went well
         self._tried: list[RowId] = []
@@ -172,24 +173,24 @@ class AdaptiveDepth:
         if another:
             self._sureness.keep([state.row for state in states])
         due = self._switch.advance()
-        if (due or (another and self._are_others(len(states)))) and not self._switch.trial_left:
+        if (due or (another and self._are_others(states))) and not self._switch.trial_left:
             self._look(states)
         if self._switch.consider_trial(self._may_be_wrong(states), another) and self._switch.trying:
             self._choose_tried(states)
-        self._asked = {}
         if not self._switch.active:
+            self._asked = {}
             return
         self._admit(states, self._limits_of(states))
         asking = [state for state in states if self.drafting(state)]
         self._asked = {state.row: self._ahead.get(state.row, self.depth) for state in asking}
 
-    def _are_others(self, rows: int) -> bool:
+    def _are_others(self, states: Sequence[RequestState]) -> bool:
         """Whether a look at these requests, one of them new, may find what the last one did not.
 
-        Nothing was seen of it, so while nothing is drafted it is how many there are that counts.
+        Nothing was seen of it, so while nothing is drafted it is how many there are that counts, and of which kinds.
         """
-        fewer, more = sorted((rows, self._looked_rows))
-        return self._switch.on or more >= _LIKE * fewer
+        fewer, more = sorted((len(states), self._looked_rows))
+        return self._switch.on or more >= _LIKE * fewer or set(map(class_of, states)) != self._looked_kinds
 
     def _may_be_wrong(self, states: Sequence[RequestState]) -> bool:
         """Whether the other state may yet be the better one: as to drafting always, once there is something to beat."""
@@ -207,7 +208,7 @@ class AdaptiveDepth:
 
         How much of their answers is left does not count: others will come.
         """
-        self._looked_rows = len(states)
+        self._looked_rows, self._looked_kinds = len(states), set(map(class_of, states))
         limits = np.array([self.wanted(state) for state in states])
         plain_s = self._costs.plain_s(len(states))
         best = self._best_of_sure(states, limits) if self._are_sure(states) else self._best_by_average(states, limits)

@@ -202,6 +202,31 @@ def test_a_draft_that_hangs_once_over_a_prompt_is_used_again():
         assert against_best(accounts) >= 0.9
 
 
+@pytest.mark.parametrize(("sampled", "greedy"), [(6, 10), (8, 8), (3, 13)])
+def test_short_answers_of_two_kinds_in_turn_each_get_what_pays_for_their_kind(sampled, greedy):
+    """However the looks at what pays fall: greedy ones have drafts in nine rounds of ten, whoever came before."""
+    for seed in SEEDS:
+        life = Pretended(CPU, seed)
+        drafted, phases = 0, 60
+        for phase in range(phases):
+            life.phase(Phase([SAMPLED], sampled))
+            life.phase(Phase([GREEDY], greedy))
+            drafted += np.count_nonzero([sum(sizes) for sizes in life.sizes[-greedy:]]) if phase >= 20 else 0
+        assert drafted >= 0.9 * greedy * (phases - 20)
+
+
+def test_what_comes_of_drafts_made_ahead_is_learned_while_drafting():
+    """Where another outcome came than was drafted for, they are not there: the share that is follows how often."""
+    quick = Machine(lambda positions: 4 + 0.06 * positions, lambda tokens: 0.35 + 0.004 * tokens)
+    good = Kind(((0.85,), (0.8,), (0.75,)))
+    for hit in (1.0, 0.4):
+        life = Pretended(quick, 1, timing=DraftTiming.AHEAD, hit=0.9)
+        life.phase(Phase([good] * 4, 300))
+        life.hit = hit
+        life.phase(Phase([good] * 4, 500))
+        assert abs(life.policy._delivered - hit) < 0.15
+
+
 def test_drafts_are_soon_made_again_for_whom_they_paid_after_many_in_vain():
     """A greedy chat behind 900 rounds of a kind of requests whose drafts are never kept: on within 25 rounds."""
     in_vain = Kind(((0.02, 0.01, 0.01),) * 3, temperature=1.0, sure=True)
