@@ -30,9 +30,7 @@ def shown(message: Verify, rows: Sequence[Row], last: Array, target: ShowsHidden
     for row, end in zip(rows, last.tolist(), strict=True):
         drafted = at + len(row.feed)
         if asked[row.index]:
-            places += range(at, drafted)
-            if end >= 0:
-                places += [drafted + each for each in row.path(end)]
+            places += [*range(at, drafted), *[drafted + each for each in row.path(end)]]
         at = drafted + len(row.chain)
     states = target.observed()
     if at > len(states):

@@ -96,7 +96,7 @@ def test_with_drafts_that_say_how_sure_they_are_eight_at_once_lose_nothing(kind,
     """
     found = []
     for accounts in lives([Phase([kind] * 8, 150)] * 6, shape=shape):
-        assert max(each.gain for each in accounts) < 1.13
+        assert max(each.gain for each in accounts) < 1.12
         assert against_plain(accounts) >= 0.98
         found.append(against_plain(accounts))
     assert sum(found) / len(found) >= 0.99
@@ -234,7 +234,7 @@ def test_drafts_are_soon_made_again_for_whom_they_paid_after_many_in_vain():
         life = Pretended(CPU, seed, shape=TREE)
         life.phase(Phase([SURE], 200))
         life.phase(Phase([in_vain], 900))
-        assert np.count_nonzero([sum(sizes) for sizes in life.sizes[-900:]]) < 300
+        assert np.count_nonzero([sum(sizes) for sizes in life.sizes[-900:]]) < 150
         states = life.come([SURE])
         for _ in range(60):
             life.round(states)
@@ -267,5 +267,5 @@ def test_guesses_that_no_model_stands_beside_are_learned_of(seed):
     """Whole ones where they are kept, hardly any where they are not, and whole ones again when they are kept again."""
     policy, chances, draw = AdaptiveDepth(FixedDepth(6, 10**6, None), DraftTiming.WAITED), GuessChances(), Random(seed)
     assert np.mean(guesses(0.97, 300, policy, chances, draw)[100:]) > 4.5
-    assert np.mean(guesses(0.02, 1200, policy, chances, draw)[900:]) < 3.5
+    assert np.mean(guesses(0.02, 1200, policy, chances, draw)[900:]) < 3
     assert np.mean(guesses(0.97, 600, policy, chances, draw)[300:]) > 4.5
