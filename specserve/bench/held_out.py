@@ -45,6 +45,44 @@ _STACK = """class Stack:
     def pop(self):
         return self.items.pop()
 """
+_PRIMES = """def primes(limit):
+    found = []
+    for number in range(2, limit):
+        for divisor in found:
+            if number % divisor == 0:
+                break
+        else:
+            found.append(number)
+    return found
+"""
+_SHAPES = """class Rectangle:
+    def __init__(self, width, height):
+        self.width = width
+        self.height = height
+
+    def area(self):
+        return self.width * self.height
+
+    def perimeter(self):
+        return 2 * (self.width + self.height)
+"""
+_CART = """function addToCart(cart, product, count) {
+  for (const line of cart.lines) {
+    if (line.product === product) {
+      line.count += count;
+      return cart;
+    }
+  }
+  cart.lines.push({ product: product, count: count });
+  return cart;
+}
+"""
+_ORDERS = """SELECT customers.name, orders.number, orders.total
+FROM orders
+JOIN customers ON customers.id = orders.customer
+WHERE orders.total > 100
+ORDER BY orders.total;
+"""
 
 PROMPTS: dict[str, tuple[str, ...]] = {
     "chat": (
@@ -74,6 +112,16 @@ PROMPTS: dict[str, tuple[str, ...]] = {
         "Write a Python loop that prints the multiplication table up to 5.",
         "How do I read a JSON file in Python?",
         "Write a Python class `Account` with the methods deposit and withdraw.",
+    ),
+    "edit": (
+        "Rename the function `primes` to `primes_below` in this code and print the whole code:\n\n" + _PRIMES,
+        "Rename the variable `found` to `result` in this code and print the whole code:\n\n" + _PRIMES,
+        "Add a docstring to each method of this class and print the whole class:\n\n" + _SHAPES,
+        "Add a method `is_square` to this class and print the whole class:\n\n" + _SHAPES,
+        "Rename `line` to `entry` in this code and print the whole code:\n\n" + _CART,
+        "Make this function refuse a negative `count` and print the whole function:\n\n" + _CART,
+        "Change this query so that it sorts by the name of the customer, and print the whole query:\n\n" + _ORDERS,
+        "Change the tax of this code from 1.2 to 1.25 and print the whole code:\n\n" + _INVOICE,
     ),
     "summarise": (
         "Summarise this news in two sentences:\n\n" + _HARBOUR,
