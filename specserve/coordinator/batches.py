@@ -29,7 +29,7 @@ class CheckedRow:
     due: bool
     length: int  # committed tokens when it was sent
     chain: Chain
-    shown: bool = False  # hidden states are wanted
+    shown: int = 0  # of so many of its last tokens hidden states are wanted, and of what is kept of the chain
     next_depth: int | None = None  # tokens to draft beside the verifier, behind its verdict; None where nobody does
     again: int = 0  # fed positions that the target had before, and lost
 
@@ -135,7 +135,7 @@ def verify_message(number: int, rows: Sequence[CheckedRow]) -> Verify:
         dists=dists,
         table_lengths=table_lengths,
         tables=joined(tables),
-        shown=np.array(shown if any(shown) else [], dtype=_BOOL),
+        shown=ints(shown if any(shown) else []),
         depths=ints(depths),
         parents=_parents(rows),
     )

@@ -63,7 +63,7 @@ class HiddenRows:
         """
         asked = [entry for entry in current.rows if entry.shown]
         kept = dict(zip(verdict.rows.tolist(), verdict.kept.tolist(), strict=True))
-        counts = [entry.feed + kept[entry.state.row] for entry in asked]
+        counts = [entry.shown + kept[entry.state.row] for entry in asked]
         if len(verdict.hidden.rows) != sum(counts):
             raise ProtocolError(
                 f"verdict for round {current.number} has {len(verdict.hidden.rows)} hidden states, not {sum(counts)}"
@@ -83,13 +83,13 @@ class HiddenRows:
             at += count
 
     def _add(self, entry: CheckedRow, rows: Array) -> None:
-        state = entry.state
+        state, start = entry.state, entry.start + entry.feed - entry.shown
         kept = self._kept.get(state.row)
-        if kept is None or not kept.start <= entry.start <= kept.end:
-            kept = self._kept[state.row] = _Kept(entry.start, [])
-        kept.cut(max(state.draft_cached - 1, entry.start + len(rows) - self._most), entry.start)
+        if kept is None or not kept.start <= start <= kept.end:
+            kept = self._kept[state.row] = _Kept(start, [])
+        kept.cut(max(state.draft_cached - 1, start + len(rows) - self._most), start)
         if not kept.pieces:
-            kept.start = entry.start
+            kept.start = start
         kept.pieces.append(rows)
 
     def first(self, state: RequestState) -> int | None:

@@ -94,13 +94,14 @@ def lasts(verdict: Verdict) -> list[int]:
 def checked_rows(
     rows: Iterable[TargetRow],
     *,
-    shows: Callable[[RequestState], bool] | None,
+    shows: Callable[[RequestState, int], int] | None,
     next_depth: Callable[[RequestState], int] | None,
 ) -> list[CheckedRow]:
     """The planned rows that are still wanted, each with the chain that is drafted for it now.
 
-    shows: whether hidden states of a request are wanted of the target, None where nobody reads them. next_depth: how
-    many tokens the verifier is to draft behind its verdict, None where it does not.
+    shows: of how many of a request's tokens, up to the position it is given, hidden states are wanted of the target,
+    None where nobody reads them. next_depth: how many tokens the verifier is to draft behind its verdict, None where
+    it does not.
     """
     return [
         CheckedRow(
@@ -111,7 +112,7 @@ def checked_rows(
             row.due,
             len(row.state.tokens),
             row.draft if row.due else NOTHING,
-            shows is not None and shows(row.state),
+            0 if shows is None else min(row.feed, shows(row.state, row.start + row.feed)),
             None if next_depth is None else next_depth(row.state),
             row.state.again(row.start, row.feed) if row.state.target_lost else 0,
         )

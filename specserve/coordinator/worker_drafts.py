@@ -261,10 +261,10 @@ class WorkerSource(ABC):
         """How the last round's `due` rows stood to what was drafted ahead of it."""
         return AheadStats(unprepared=due)
 
-    def shows(self, state: RequestState) -> bool:
-        """Whether hidden states of this request are wanted of the target."""
-        del state
-        return False
+    def shows(self, state: RequestState, end: int) -> int:
+        """How many of the request's tokens up to position `end` have their hidden states wanted of the target."""
+        del state, end
+        return 0
 
     def shown(self, current: Round, verdict: Verdict) -> None:
         """A verdict came, whose tokens are not committed yet. Raises ProtocolError for states that are not its."""

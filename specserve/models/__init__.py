@@ -61,6 +61,8 @@ class RaggedBatch:
     Row r attends to everything at positions below its first token (already in its blocks) and causally to itself.
     trees by row, for backends that are `HoldsTrees`: of the positions from its root on, a node attends to those on its
     path only, and counts as standing where its path puts it (`standing`).
+    seen int64 [k]: flat indices of the tokens whose hidden states somebody reads, ascending, for backends that are
+    observed (`ShowsHidden`); None where that may be all of them.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -70,6 +72,7 @@ class RaggedBatch:
     wanted: npt.NDArray[np.int64]
     owners: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     trees: Mapping[int, TokenTree] = field(default_factory=dict)
+    seen: npt.NDArray[np.int64] | None = None
 
     def standing(self) -> npt.NDArray[np.int64]:
         """int64 [T]: how many tokens come before each one, in its own continuation."""
@@ -263,7 +266,10 @@ class ShowsHidden(Protocol):
         ...
 
     def observed(self) -> torch.Tensor:
-        """[T, width] of the last forward's tokens in the model's own dtype, layers side by side."""
+        """[T, width] of the last forward's tokens in the model's own dtype, layers side by side.
+
+        Of tokens that the batch said nobody reads (`RaggedBatch.seen`) it may be anything.
+        """
         ...
 
 

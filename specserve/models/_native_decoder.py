@@ -55,8 +55,8 @@ class _CDecoder(ctypes.Structure):
 
 class _CStep(ctypes.Structure):
     _fields_: ClassVar[_Fields] = (
-        *_fields(_Number, "count rows wanted widest shown threads"),
-        *_fields(_Pointer, "tokens positions standing straight offsets origins chosen path_ends tables paths"),
+        *_fields(_Number, "count rows wanted lasting widest shown threads"),
+        *_fields(_Pointer, "tokens positions standing straight offsets origins chosen going path_ends tables paths"),
         *_fields(_Pointer, "shown_layers given logits entering last told"),
     )
 
@@ -130,12 +130,14 @@ class NativeDecoder:
 
     def run(self, batch: RaggedBatch) -> torch.Tensor:
         """Write the batch's keys and values; float32 logits [m, vocab_size] of the wanted tokens."""
-        logits, outlets = self._logits(batch), {}
+        logits, going, outlets = self._logits(batch), batch.wanted, {}
         if self._shown_layers is not None:
             width = self._decoder.width * max(1, len(self._shown_layers))
             self._shown = torch.empty(len(batch.tokens), width)
             outlets["entering" if len(self._shown_layers) else "last"] = self._shown.data_ptr()
-        self._step(batch, batch.standing(), np.zeros(len(batch.tables), np.int64), logits, outlets)
+            if not len(self._shown_layers):
+                going = _wanted_or_seen(batch)
+        self._step(batch, batch.standing(), np.zeros(len(batch.tables), np.int64), going, logits, outlets)
         return logits
 
     def run_from(self, batch: RaggedBatch, hidden: torch.Tensor, origins: Array) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,15 +148,22 @@ class NativeDecoder:
         given = addresses.of_tensor("hidden states", hidden, torch.float32, len(batch.tokens) * self._decoder.width)
         logits, states = self._logits(batch), torch.empty(len(batch.wanted), self._decoder.width)
         outlets = {"given": given, "told": states.data_ptr()}
-        self._step(batch, batch.standing() - 1, origins, logits, outlets)
+        self._step(batch, batch.standing() - 1, origins, batch.wanted, logits, outlets)
         return logits, states
 
     def _logits(self, batch: RaggedBatch) -> torch.Tensor:
         return torch.empty(len(batch.wanted), self._decoder.vocabulary)
 
     def _step(
-        self, batch: RaggedBatch, standing: Array, origins: Array, logits: torch.Tensor, outlets: dict[str, int]
+        self,
+        batch: RaggedBatch,
+        standing: Array,
+        origins: Array,
+        going: Array,
+        logits: torch.Tensor,
+        outlets: dict[str, int],
     ) -> None:
+        """going: flat indices of the tokens of which anything is wanted behind all layers."""
         count, rows = len(batch.tokens), len(batch.tables)
         arrays = {
             "tokens": (batch.tokens, count),
@@ -163,6 +172,7 @@ class NativeDecoder:
             "offsets": (batch.offsets, rows + 1),
             "origins": (origins, rows),
             "chosen": (batch.wanted, len(batch.wanted)),
+            "going": (going, len(going)),
             "tables": (batch.tables, rows * batch.tables.shape[1]),
         }
         packed = {name: (np.ascontiguousarray(array), length) for name, (array, length) in arrays.items()}
@@ -177,6 +187,7 @@ class NativeDecoder:
             count=count,
             rows=rows,
             wanted=len(batch.wanted),
+            lasting=len(going),
             widest=batch.tables.shape[1],
             shown=0 if self._shown_layers is None else len(self._shown_layers),
             threads=torch.get_num_threads(),
@@ -201,6 +212,10 @@ class NativeDecoder:
         used = lasts // self._decoder.block_tokens + 1
         _refuse_outside("token ids", batch.tokens, len(self._anatomy.embedding))
         _refuse_outside("wanted tokens", batch.wanted, count)
+        if batch.seen is not None:
+            _refuse_outside("tokens whose states are read", batch.seen, count)
+        if (np.diff(batch.wanted) < 1).any():
+            raise IndexError(f"wanted tokens must rise, found {batch.wanted.tolist()}")
         _refuse_outside("positions", batch.positions, batch.tables.shape[1] * self._decoder.block_tokens)
         _refuse_outside("blocks", batch.tables[np.arange(batch.tables.shape[1]) < used[:, None]], self._decoder.blocks)
         raise IndexError(
@@ -271,6 +286,13 @@ def _address(name: str, array: Array, length: int) -> int:
 def _refuse_outside(what: str, numbers: Array, end: int) -> None:
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= end):
         raise IndexError(f"{what} must be within 0 and {end - 1}, found {numbers.min()} to {numbers.max()}")
+
+
+def _wanted_or_seen(batch: RaggedBatch) -> Array:
+    """Flat indices of the tokens of which logits or hidden states are wanted, ascending."""
+    if batch.seen is None or len(batch.seen) == len(batch.tokens):
+        return np.arange(len(batch.tokens))
+    return np.union1d(batch.wanted, batch.seen)
 
 
 def _sights(batch: RaggedBatch) -> dict[str, Array]:

@@ -7,7 +7,7 @@ before any token that it is fed, whoever computed it: an earlier chunk, a siblin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -118,7 +118,7 @@ class TargetWithHeads(Wrapped[PagedTransformers]):
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """The target's forward."""
-        logits = self._backend.forward(batch)
+        logits = self._backend.forward(replace(batch, seen=None))  # they keep the states of all tokens
         states = self._backend.observed()
         self.heads.keep(RaggedPlan(batch, self._block_tokens, states.dtype, states.device), states)
         return logits

@@ -21,6 +21,7 @@ class Stretch:
     """Tokens of one row, in order from absolute position `start`; `wanted` last ones must show logits.
 
     owner is the request's number, for backends that keep state per row. tree: the tokens from its root on are nodes.
+    seen: of so many last ones the hidden states are read, where they are observed; None where that may be all.
     """
 
     start: int
@@ -29,6 +30,7 @@ class Stretch:
     wanted: int
     owner: int = -1
     tree: TokenTree | None = None
+    seen: int | None = None
 
 
 def split(name: str, values: Array, lengths: Array) -> list[Array]:
@@ -80,7 +82,8 @@ def stretches_of(batch: RaggedBatch) -> list[Stretch]:
 
 def ragged(stretches: Sequence[Stretch]) -> RaggedBatch:
     """One batch of these rows, in order; none of them may be empty."""
-    lengths, wanted = np.array([(len(s.tokens), s.wanted) for s in stretches], dtype=np.int64).reshape(-1, 2).T
+    numbers = [(len(s.tokens), s.wanted, len(s.tokens) if s.seen is None else s.seen) for s in stretches]
+    lengths, wanted, seen = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
     tables = np.zeros((len(stretches), max(len(s.table) for s in stretches)), dtype=np.int32)
     for row, stretch in zip(tables, stretches, strict=True):
         row[: len(stretch.table)] = stretch.table
@@ -94,6 +97,7 @@ def ragged(stretches: Sequence[Stretch]) -> RaggedBatch:
         wanted=_runs(ends - wanted, wanted, wanted.cumsum()),
         owners=owners,
         trees={row: s.tree for row, s in enumerate(stretches) if s.tree is not None},
+        seen=_runs(ends - seen, seen, seen.cumsum()),
     )
 
 

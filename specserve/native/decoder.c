@@ -38,24 +38,26 @@ typedef struct {
 /* One forward. rows have offsets [rows + 1] into the tokens, tables [rows, widest] and origins [rows]; standing [tokens]
  * is where a token counts as standing, straight [tokens] before which position it sees everything, paths
  * [path_ends[token − 1], path_ends[token]) what else it sees (null without trees).
+ * Behind the last layer's keys and values the `lasting` tokens of `going` only go on, rising; they hold the chosen ones.
  * What comes out, null where unwanted: logits [wanted, vocabulary]; entering [tokens, shown · width], the states before
- * the `shown` layers shown_layers; last [tokens, width], normed; told [wanted, width], not normed. */
+ * the `shown` layers shown_layers; last [tokens, width], normed, of those that go on; told [wanted, width], not normed. */
 typedef struct {
-    int64_t count, rows, wanted, widest, shown, threads;
-    const int64_t *tokens, *positions, *standing, *straight, *offsets, *origins, *chosen, *path_ends;
+    int64_t count, rows, wanted, lasting, widest, shown, threads;
+    const int64_t *tokens, *positions, *standing, *straight, *offsets, *origins, *chosen, *going, *path_ends;
     const int32_t *tables, *paths;
     const int64_t *shown_layers;
     const float *given;
     float *logits, *entering, *last, *told;
 } step;
 
-/* Where intermediate results of a step are. asked: whether a token attends to anything, null where all do. */
+/* Where intermediate results of a step are. places: where a token is among those that go on behind the last layer's keys
+ * and values, −1 for one that does not; null where all do. */
 typedef struct {
     strip_shape shape, head_shape;
     phase *phases;
     int64_t *rows;
-    char *asked;
-    float *angles, *hidden, *heads, *input, *mixed, *inner, *found, *head_input, *chosen_hidden, *chosen_mixed;
+    int64_t *places;
+    float *angles, *hidden, *heads, *input, *mixed, *inner, *found, *head_input, *going_hidden, *going_mixed;
     int64_t found_room, spans;
 } room;
 
@@ -71,10 +73,8 @@ INLINE int64_t few_tokens(const decoder *model, const step *now) {
     return (pieces + model->kv_heads - 1) / model->kv_heads;
 }
 
-/* Behind the last layer's keys and values only those tokens go on that logits are wanted of, unless all are shown. */
-INLINE int narrows(const decoder *model, const step *now) {
-    return model->layers && !now->last && now->wanted < now->count;
-}
+/* Whether some tokens end with the last layer's keys and values. */
+INLINE int narrows(const decoder *model, const step *now) { return model->layers && now->lasting < now->count; }
 
 INLINE void *part_of(char **at, int64_t bytes) {
     char *part = *at;
@@ -106,10 +106,10 @@ static int64_t furnish(const decoder *model, const step *now, char *at, room *in
     in->mixed = part_of(&at, count * model->heads * model->dim * size);
     in->inner = part_of(&at, count * model->inner * size);
     in->head_input = part_of(&at, now->wanted * model->width * size);
-    const int64_t chosen = narrows(model, now) ? now->wanted : 0;
-    in->chosen_hidden = part_of(&at, chosen * model->width * size);
-    in->chosen_mixed = part_of(&at, chosen * model->heads * model->dim * size);
-    in->asked = narrows(model, now) ? part_of(&at, count) : 0;
+    const int64_t going = narrows(model, now) ? now->lasting : 0;
+    in->going_hidden = part_of(&at, going * model->width * size);
+    in->going_mixed = part_of(&at, going * model->heads * model->dim * size);
+    in->places = narrows(model, now) ? part_of(&at, count * (int64_t)sizeof(int64_t)) : 0;
     in->found = part_of(&at, in->spans > 1 ? count * model->kv_heads * in->found_room * group * size : 0);
     return at - start;
 }
@@ -307,7 +307,7 @@ static void put_found(const decoder *model, const room *in, int64_t token, int64
 }
 
 static void attend_token(const decoder *model, const layer *at, const step *now, const room *in, int64_t token, int64_t head) {
-    if (in->asked && !in->asked[token]) return;
+    if (in->places && in->places[token] < 0) return;
     const int64_t group = model->heads / model->kv_heads, dim = model->dim, size = found_size(dim);
     const sight seen = sight_of(model, at, now, in, token);
     const pages of = {at->keys, at->values, model->kv_heads, dim};
@@ -331,7 +331,7 @@ static void attend_span(const decoder *model, const layer *at, const step *now, 
     const int64_t group = model->heads / model->kv_heads, dim = model->dim;
     const int64_t span = piece % in->spans, head = piece / in->spans % model->kv_heads;
     const int64_t token = piece / in->spans / model->kv_heads;
-    if (in->asked && !in->asked[token]) return;
+    if (in->places && in->places[token] < 0) return;
     const sight seen = sight_of(model, at, now, in, token);
     const pages of = {at->keys, at->values, model->kv_heads, dim};
     const float *query = in->heads + token * heads_width(model) + head * group * dim;
@@ -343,7 +343,7 @@ static void attend_span(const decoder *model, const layer *at, const step *now, 
 static void join_spans(const decoder *model, const layer *at, const step *now, const room *in, int64_t piece) {
     const int64_t group = model->heads / model->kv_heads, dim = model->dim, size = found_size(dim);
     const int64_t head = piece % model->kv_heads, token = piece / model->kv_heads;
-    if (in->asked && !in->asked[token]) return;
+    if (in->places && in->places[token] < 0) return;
     const sight seen = sight_of(model, at, now, in, token);
     float found[group * size];
     for (int64_t each = 0; each < group; each++) {
@@ -419,23 +419,23 @@ static void think(const decoder *model, int64_t index, const room *in, phase *ph
     }
 }
 
-/* Of hidden states and of what attention found, those of the chosen tokens, into `chosen`, where they are all. */
-static void narrow(const decoder *model, const step *now, const room *in, const room *chosen, phase *phases) {
+/* Of hidden states and of what attention found, those of the tokens that go on, into `going`, where they are all. */
+static void narrow(const decoder *model, const step *now, const room *in, const room *going, phase *phases) {
     const int64_t width = model->width, mixed = model->heads * model->dim;
-    TOGETHER(phases, strip, chosen->shape.strips) {
-        OF_STRIP(index, chosen->shape, strip) {
-            const int64_t token = now->chosen[index];
-            memcpy(chosen->hidden + index * width, in->hidden + token * width, (size_t)width * sizeof(float));
+    TOGETHER(phases, strip, going->shape.strips) {
+        OF_STRIP(index, going->shape, strip) {
+            const int64_t token = now->going[index];
+            memcpy(going->hidden + index * width, in->hidden + token * width, (size_t)width * sizeof(float));
             int64_t from_apart, to_apart;
             const float *from = place(in->mixed, in->shape, mixed, token, &from_apart);
-            float *to = place(chosen->mixed, chosen->shape, mixed, index, &to_apart);
+            float *to = place(going->mixed, going->shape, mixed, index, &to_apart);
             for (int64_t i = 0; i < mixed; i++) to[i * to_apart] = from[i * from_apart];
         }
     }
 }
 
-/* All layers. The chosen tokens' states are behind them beside the others, or in `chosen` where the step narrows. */
-static void run_layers(const decoder *model, const step *now, const room *in, const room *chosen, phase *phases) {
+/* All layers. States are behind them where they were, or in `going` where the step narrows. */
+static void run_layers(const decoder *model, const step *now, const room *in, const room *going, phase *phases) {
     const int64_t last = model->layers - 1;
     if (last < 0) return;
     for (int64_t index = 0; index < last; index++, phases += PHASES_OF_LAYER) {
@@ -448,10 +448,10 @@ static void run_layers(const decoder *model, const step *now, const room *in, co
         return;
     }
     room asking = *in;
-    asking.asked = chosen->asked;
+    asking.places = going->places;
     look(model, last, now, &asking, phases);
-    narrow(model, now, in, chosen, phases + PHASES_OF_LAYER);
-    if (now->wanted) think(model, last, chosen, phases);
+    narrow(model, now, in, going, phases + PHASES_OF_LAYER);
+    if (now->lasting) think(model, last, going, phases);
 }
 
 static void begin(const decoder *model, const step *now, const room *in, phase *phases) {
@@ -464,8 +464,13 @@ static void begin(const decoder *model, const step *now, const room *in, phase *
     }
 }
 
+/* What is behind all layers of a token that goes on. */
+INLINE const float *state_of(const decoder *model, const room *going, int64_t token) {
+    return going->hidden + (going->places ? going->places[token] : token) * model->width;
+}
+
 static void ready_for_head(const decoder *model, const step *now, const room *in, int64_t index) {
-    const float *state = narrows(model, now) ? in->chosen_hidden + index * model->width : in->hidden + now->chosen[index] * model->width;
+    const float *state = state_of(model, in, now->chosen[index]);
     int64_t apart;
     float *to = place(in->head_input, in->head_shape, model->width, index, &apart);
     norm_into(state, model->norm, model->width, model->epsilon, to, apart);
@@ -493,8 +498,8 @@ static void scatter_panel(const decoder *model, const step *now, const room *in,
 static void end(const decoder *model, const step *now, const room *in, phase *phases) {
     if (now->last) {
         TOGETHER(phases, token, now->count) {
-            const float *state = in->hidden + token * model->width;
-            norm_into(state, model->norm, model->width, model->epsilon, now->last + token * model->width, 1);
+            if (in->places && in->places[token] < 0) continue;
+            norm_into(state_of(model, in, token), model->norm, model->width, model->epsilon, now->last + token * model->width, 1);
         }
     }
     TOGETHER(phases + 1, index, now->wanted) ready_for_head(model, now, in, index);
@@ -525,10 +530,25 @@ static int is_row(const decoder *model, const step *now, int64_t row) {
     return 1;
 }
 
+/* Whether the tokens that go on rise, and hold all that logits are wanted of. */
+static int are_going(const step *now) {
+    if (!within(now->going, now->lasting, now->count)) return 0;
+    int64_t at = 0;
+    for (int64_t i = 1; i < now->lasting; i++) {
+        if (now->going[i] <= now->going[i - 1]) return 0;
+    }
+    for (int64_t i = 0; i < now->wanted; i++) {
+        while (at < now->lasting && now->going[at] < now->chosen[i]) at++;
+        if (at == now->lasting || now->going[at] != now->chosen[i]) return 0;
+    }
+    return 1;
+}
+
 /* Whether all that a step names is there: it would read and write wherever it is told to. */
 static int is_whole(const decoder *model, const step *now) {
     int whole = now->offsets[0] == 0 && now->offsets[now->rows] == now->count;
     whole &= within(now->tokens, now->count, model->ids) && within(now->chosen, now->wanted, now->count);
+    whole &= !narrows(model, now) || are_going(now);
     whole &= within(now->positions, now->count, now->widest * model->block_tokens);
     for (int64_t row = 0; whole && row < now->rows; row++) whole = is_row(model, now, row);
     return whole;
@@ -544,12 +564,12 @@ int64_t specserve_step_room(const decoder *model, const step *now) {
 void specserve_step(const decoder *model, const step *now, char *scratch) {
     room in;
     furnish(model, now, (char *)(((uintptr_t)scratch + 63) / 64 * 64), &in);
-    room chosen = in;
-    chosen.shape = in.head_shape, chosen.hidden = in.chosen_hidden, chosen.mixed = in.chosen_mixed;
-    in.asked = 0;
-    if (chosen.asked) {
-        memset(chosen.asked, 0, (size_t)now->count);
-        for (int64_t index = 0; index < now->wanted; index++) chosen.asked[now->chosen[index]] = 1;
+    room going = in;
+    if (in.places) {
+        going.shape = strips_for(now->lasting), going.hidden = in.going_hidden, going.mixed = in.going_mixed;
+        for (int64_t token = 0; token < now->count; token++) in.places[token] = -1;
+        for (int64_t index = 0; index < now->lasting; index++) in.places[now->going[index]] = index;
+        in.places = 0;
     }
     memset(in.phases, 0, (size_t)phases_of(model) * sizeof(phase));
     for (int64_t row = 0; row < now->rows; row++) {
@@ -560,8 +580,8 @@ void specserve_step(const decoder *model, const step *now, char *scratch) {
         phase *phases = in.phases;
         begin(model, now, &in, phases);
         phases += 2;
-        run_layers(model, now, &in, &chosen, phases);
+        run_layers(model, now, &in, &going, phases);
         phases += PHASES_OF_LAYER * model->layers + 1;
-        end(model, now, &in, phases);
+        end(model, now, &going, phases);
     }
 }

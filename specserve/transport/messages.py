@@ -197,7 +197,8 @@ class Verify(Message):
     rows, epochs, starts, feed_lengths, feeds, table_lengths, tables as in `Plan`; tables cover feed and chain.
     due bool [n]: the feed ends at the newest committed token. chain_lengths [n], 0 unless due; chains [m] tokens;
     dist_rows [m]: row of `dists` that the token was drawn from, −1 for a token chosen without chance.
-    shown bool [n]: hidden states of the row are wanted; no elements where none are.
+    shown [n]: of so many last tokens of the feed the hidden states are wanted, and of the drafted ones that are kept
+    behind them; 0 for a row of which none are, no elements where there are only such.
     depths [n]: tokens that a speculator beside the verifier is to draft behind the verdict, 0 feeds it only; no
     elements where there is no such speculator.
     parents [m], no elements where all rows are chains: the node before each one within its row, −1 for the first; the
@@ -217,7 +218,7 @@ class Verify(Message):
     dists: Dists
     table_lengths: Array
     tables: Array
-    shown: Array = field(default_factory=lambda: empty("bool"))
+    shown: Array = field(default_factory=empty)
     depths: Array = field(default_factory=empty)
     parents: Array = field(default_factory=empty)
 
@@ -468,7 +469,7 @@ _FORMS: dict[tuple[str, str], tuple[str, int]] = {
     **{("Push", name): ("bool", 1) for name in ("fed", "sampled")},
     ("Push", "sureness"): ("float32", 1),
     **{("Scores", name): ("float32", 1) for name in ("logprobs", "top_logprobs")},
-    **{("Verify", name): ("bool", 1) for name in ("due", "shown")},
+    ("Verify", "due"): ("bool", 1),
     ("Dists", "rows"): ("uint8", 2),
     ("Hidden", "rows"): ("uint8", 2),
 }

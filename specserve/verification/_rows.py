@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +20,9 @@ class Row:
     """One request's share of a round.
 
     index is its place in the message, id the request's number; feed [f], chain [c], dist_rows [c] and table as in
-    `messages.Verify`. parents [c] where the drafted tokens are a tree, None where they are a chain. The row's places,
-    which show logits, are the newest committed token (0) and drafted token n (n + 1).
+    `messages.Verify`. parents [c] where the drafted tokens are a tree, None where they are a chain; of the feed's last
+    `shown` tokens hidden states are sent. The row's places, which show logits, are the newest committed token (0) and
+    drafted token n (n + 1).
     """
 
     index: int
@@ -34,6 +35,7 @@ class Row:
     table: Array
     due: bool
     parents: tuple[int, ...] | None = None
+    shown: int = 0
 
     @property
     def first(self) -> int:
@@ -58,7 +60,8 @@ class Row:
         """What the target reads: feed and chain."""
         tree = None if self.parents is None else TokenTree(self.first, np.array(self.parents, dtype=np.int64))
         tokens = [*self.feed.tolist(), *self.chain.tolist()]
-        return Stretch(self.start, tokens, self.table, self.looked_at, self.id, tree)
+        seen = self.shown + len(self.chain) if self.shown else 0
+        return Stretch(self.start, tokens, self.table, self.looked_at, self.id, tree, seen)
 
     def path(self, last: int) -> list[int]:
         """The drafted tokens, by number, from the first one to this one; none for −1."""
@@ -93,6 +96,7 @@ def read(message: Verify, profiles: Profiles, vocab_size: int, block_tokens: int
     )
     if len(message.shown) not in (0, len(message.rows)):
         raise ProtocolError(f"{len(message.shown)} rows are asked for hidden states or not, of {len(message.rows)}")
+    shown = message.shown.tolist() or [0] * len(message.rows)
     if len(message.depths) not in (0, len(message.rows)):
         raise ProtocolError(f"{len(message.depths)} depths to draft beside, of {len(message.rows)} rows")
     whole = len(message.parents) > 0
@@ -107,14 +111,25 @@ def read(message: Verify, profiles: Profiles, vocab_size: int, block_tokens: int
         split("tables", message.tables, message.table_lengths),
         message.due.tolist(),
         parents,
+        shown,
         strict=True,
     )
     rows, faults = [], {}
-    for index, (row_id, epoch, *rest, above) in enumerate(columns):
+    for index, (row_id, epoch, start, feed, chain, dist_rows, table, due, above, shows) in enumerate(columns):
         try:
-            row = Row(index, row_id, profiles.find(row_id, epoch), *rest)
-            if (tree := _tree(above)) is not None:
-                row = replace(row, parents=tree)
+            row = Row(
+                index,
+                row_id,
+                profiles.find(row_id, epoch),
+                start,
+                feed,
+                chain,
+                dist_rows,
+                table,
+                due,
+                _tree(above),
+                shows,
+            )
             _check(row, vocab_size, len(message.dists.rows), block_tokens)
             rows.append(row)
         except ProtocolError as error:
@@ -151,6 +166,8 @@ def _check(row: Row, vocab_size: int, dists: int, block_tokens: int) -> None:
     table_covers(row.table, row.first + len(row.chain), block_tokens)
     tokens_in_range(row.feed, vocab_size)
     tokens_in_range(row.chain, vocab_size)
+    if not 0 <= row.shown <= len(row.feed):
+        raise ProtocolError(f"the hidden states of {row.shown} tokens, of a feed of {len(row.feed)}")
     if len(row.dist_rows) and (row.dist_rows.min() < -1 or row.dist_rows.max() >= dists):
         raise ProtocolError(f"dist rows {row.dist_rows.tolist()}, but there are {dists} dists")
     row.profile.wrote(row.start, row.feed.tolist())

@@ -20,8 +20,7 @@ def shown(message: Verify, rows: Sequence[Row], last: Array, target: ShowsHidden
 
     Raises ProtocolError when a row asks a target that keeps none.
     """
-    asked = message.shown.tolist()
-    if not any(asked):
+    if not message.shown.any():
         return Hidden.none()
     if target is None:
         raise ProtocolError("hidden states are wanted of a target that shows none")
@@ -29,8 +28,8 @@ def shown(message: Verify, rows: Sequence[Row], last: Array, target: ShowsHidden
     at = 0
     for row, end in zip(rows, last.tolist(), strict=True):
         drafted = at + len(row.feed)
-        if asked[row.index]:
-            places += [*range(at, drafted), *[drafted + each for each in row.path(end)]]
+        if row.shown:
+            places += [*range(drafted - row.shown, drafted), *[drafted + each for each in row.path(end)]]
         at = drafted + len(row.chain)
     states = target.observed()
     if at > len(states):

@@ -12,12 +12,14 @@ import zlib
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from harness import Pipeline
 from machines import histories, hold
 from test_ahead_machine import AheadMachine, LateChannel
 from test_engine_machine import EngineMachine
 from toy_workers import ToyDraft, ToyVerifier, split
 
+from specserve.coordinator import hidden_drafts
 from specserve.transport.messages import Close, Hidden, Open, Plan, PlanAhead, Verdict
 
 
@@ -36,9 +38,8 @@ class ShowingVerifier(ToyVerifier):
             return verdict
         rows = []
         for index, table in enumerate(split(batch.tables, batch.table_lengths)):
-            start = int(batch.starts[index])
-            end = start + int(batch.feed_lengths[index]) + int(verdict.kept[index])
-            for position in range(start, end) if batch.shown[index] else ():
+            fed, shown = int(batch.starts[index]) + int(batch.feed_lengths[index]), int(batch.shown[index])
+            for position in range(fed - shown, fed + int(verdict.kept[index])) if shown else ():
                 rows.append(state(self.pages.read(table, position + 1)))
         return replace(verdict, hidden=Hidden("float32", np.array(rows, np.uint8).reshape(-1, 8)))
 
@@ -152,6 +153,45 @@ def test_ahead_of_verdicts_committed_tokens_come_beside_the_right_states(example
 def test_every_token_comes_beside_the_right_state(examples):
     """Whatever happened before."""
     hold(HiddenMachine, examples, steps=40)
+
+
+@histories(25, 100)
+def test_prompts_whose_states_are_not_wanted_leave_a_window_behind_them(examples):
+    """Before drafting pays, and of prompts in chunks: what the draft is fed stands beside its state all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hidden_drafts, "_WINDOW", 2)
+        hold(HiddenMachine, examples, steps=40)
+
+
+class CountingVerifier(ShowingVerifier):
+    """Counts the states that it was asked for."""
+
+    asked = 0
+
+    def _verify(self, batch):
+        CountingVerifier.asked += int(batch.shown.sum())
+        return super()._verify(batch)
+
+
+class CountedMachine(HiddenMachine):
+    """Likewise, counted."""
+
+    def pipeline_of(self, **options):
+        """The workers under test."""
+        return Pipeline(
+            make_verifier=CountingVerifier, make_draft=ReadingDraft, reads_hidden=True, **{**options, "depth": 2}
+        )
+
+
+@pytest.mark.parametrize(("policy", "asked"), [("fixed", 40), ("adaptive", 32)])
+def test_while_nothing_is_drafted_a_window_of_the_prompt_is_asked_for(policy, asked):
+    """And all of it where drafts follow at once."""
+    machine = CountedMachine()
+    machine.build(depth=2, blocks=40, slots=6, policy=policy)
+    CountingVerifier.asked = 0
+    machine.submit(after=0, branches=1, depth=None, length=40, max_tokens=1)
+    machine.teardown()
+    assert CountingVerifier.asked == asked
 
 
 def test_a_target_that_reads_again_shows_states_from_the_first_on():

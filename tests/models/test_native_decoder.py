@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,29 @@ def test_bits_do_not_depend_on_how_many_logits_are_wanted(name: str, threads: in
             assert all(torch.equal(each[layer].nan_to_num(), ours[layer].nan_to_num()) for layer in ours)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("wanted", "seen"), [(1, 5), (5, 1), (3, 3), (0, 4), (4, 0), (0, 0), (2, 59), (60, 2), (1, 60)]
+)
+def test_only_states_that_are_read_are_worked_out(wanted: int, seen: int, threads: int, three_threads) -> None:
+    """Of another number of tokens than show logits, which are the same bits; so are the logits, and what is written."""
+    three_threads(threads)
+    tokens, company = text(1, 60), text(2, 5)
+    apart = np.array([block for block in range(BLOCKS) if block not in table(1)][:1], np.int32)
+    found = []
+    for shown in (None, seen):
+        backend = backend_of("llama")
+        backend.observe([])
+        rows = [Stretch(0, company, apart, 2, seen=0 if shown == seen else None)]
+        logits = backend.forward(ragged([Stretch(0, tokens, table(1), wanted, seen=shown), *rows]))
+        found.append((logits, backend.observed()[60 - seen : 60], backend.pages))
+    (first, states, pages), (again, same, written) = found
+    assert torch.equal(first, again)
+    assert torch.equal(states, same)
+    for each, ours in ((written.keys, pages.keys), (written.values, pages.values)):
+        assert all(torch.equal(each[layer].nan_to_num(), ours[layer].nan_to_num()) for layer in ours)
+
+
 def test_no_logits_may_be_wanted() -> None:
     """A round that only writes."""
     assert backend_of("llama").forward(ragged([Stretch(0, text(1, 9), table(1), 0)])).shape == (0, SMALL["vocab_size"])
@@ -286,6 +310,8 @@ def test_a_room_is_made_for_the_largest_step_and_kept() -> None:
         ("tokens", [4, SMALL["vocab_size"], 4, 4]),
         ("wanted", [4]),
         ("wanted", [-1]),
+        ("wanted", [3, 1]),
+        ("wanted", [1, 1]),
         ("tables", [[BLOCKS, 0], [1, 0]]),
         ("tables", [[2, 0], [-1, 0]]),
         ("positions", [0, 1, 2, 2 * BLOCK]),
@@ -316,6 +342,16 @@ def test_what_points_outside_is_refused_before_c_follows_it(field, spoilt):
     with pytest.raises(TypeError, match=r"without gaps, found (int64|int32)"):
         backend.forward(RaggedBatch(**parts | {field: parts[field].astype("int64" if field == "tables" else "int32")}))
     assert torch.equal(backend.forward(RaggedBatch(**parts)), before)
+
+
+@pytest.mark.parametrize("seen", [[-1], [4], [-(2**63)]])
+def test_states_of_tokens_that_are_not_there_are_refused(seen):
+    """Before C follows it."""
+    backend = backend_of("llama")
+    backend.observe([])
+    batch = ragged([Stretch(0, text(1, 4), table(1), 1)])
+    with pytest.raises(IndexError, match="states are read"):
+        backend.forward(replace(batch, seen=np.array(seen)))
 
 
 def test_a_position_that_leaves_its_row_is_refused_where_its_ends_do_not():
