@@ -5,9 +5,8 @@ verification. Packed weights do not: our own kernels' (`_panels`) where they can
 form replaces the plain one. A head tied to the embedding is packed too, so its weight is held twice: the embedding
 reads rows of it, which the packed form does not show.
 
-Layers that read the same input (queries, keys and values; gate and up) become one product: at batch 1 a layer of a
-small model takes less time than threads need to meet before and after it. The models' own code stays as it is, so it
-still calls each of them; see `_Joint`.
+Layers that read the same input become one product (`_joint`): at batch 1 a layer of a small model takes less time than
+threads need to meet before and after it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ import torch
 from torch import nn
 
 from specserve.errors import ConfigError
-from specserve.models import _panels
+from specserve.models import _joint, _panels
 from specserve.models._int8 import Int8Linear
 from specserve.models._panels import Panels
 
 _USUAL_ROWS = 4  # oneDNN picks the packed layout for this many rows; others run on it as well
 _INVARIANT_ROWS = 2  # from here on oneDNN adds in the same order whatever the number of rows
-_SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def _cheapest_rows() -> int:
@@ -39,14 +37,7 @@ def speed_up(model: nn.Module) -> None:
         return
     for parent in list(model.modules()):
         plain = {name: child for name, child in parent.named_children() if _can_be_packed(child)}
-        for names in _SAME_INPUT:
-            together = [plain[name] for name in names if name in plain]
-            if len(together) == len(names) and _fit_together(together):
-                joint = _Joint([plain.pop(name) for name in names])
-                for index, name in enumerate(names):
-                    setattr(parent, name, _Part(joint, index))
-        for name, child in plain.items():
-            setattr(parent, name, PackedLinear([child]))
+        _joint.replace(parent, plain, PackedLinear)
 
 
 def reads_int8(dtype: str, device: torch.device) -> bool:
@@ -74,8 +65,9 @@ def make_invariant(model: nn.Module) -> None:
 
 
 def joint_product(first: nn.Module) -> PackedLinear | None:
-    """The product of all layers that `first` (such as `q_proj`) shares its input with; None where it is on its own."""
-    return getattr(first, "product", None) if isinstance(first, _Part) else None
+    """The packed product of all layers that `first` (such as `q_proj`) shares its input with; None for any other."""
+    product = _joint.product_of(first)
+    return product if isinstance(product, PackedLinear) else None
 
 
 def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -83,10 +75,6 @@ def _can_be_packed(module: nn.Module) -> TypeGuard[nn.Linear]:
     if type(module) is not nn.Linear and type(module) is not Int8Linear:
         return False
     return module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
-
-
-def _fit_together(layers: Sequence[nn.Linear]) -> bool:
-    return len({(layer.in_features, layer.bias is None) for layer in layers}) == 1
 
 
 class PackedLinear(nn.Module):
@@ -137,41 +125,3 @@ def _filled_up(rows: torch.Tensor, count: int) -> torch.Tensor:
     if len(rows) == 1:
         return rows.expand(count, -1).contiguous()
     return torch.cat([rows, rows[:1].expand(count - len(rows), -1)])
-
-
-class _Joint:
-    """One product for several layers that a model calls one after the other with the same input.
-
-    The first call computes all, the others find their part. Any other order or input is right as well, and wasteful.
-    What was computed is kept until each part was fetched.
-    """
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self.product = PackedLinear(layers)
-        self._widths = [layer.out_features for layer in layers]
-        self._rows: torch.Tensor | None = None
-        self._found: dict[int, torch.Tensor] = {}
-
-    def part(self, index: int, rows: torch.Tensor) -> torch.Tensor:
-        """The product of layer `index`, a view [..., its outputs]."""
-        if rows is not self._rows or index not in self._found:
-            self._rows = rows
-            self._found = dict(enumerate(self.product(rows).split(self._widths, dim=-1)))
-        mine = self._found.pop(index)
-        if not self._found:
-            self._rows = None
-        return mine
-
-
-class _Part(nn.Module):
-    """What stands where one layer of several stood; the first of them owns what they share."""
-
-    def __init__(self, joint: _Joint, index: int) -> None:
-        super().__init__()
-        self._joint = joint
-        self._index = index
-        if index == 0:
-            self.product = joint.product
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._joint.part(self._index, rows)

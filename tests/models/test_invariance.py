@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specserve.config import ModelConfig, parse
 from specserve.errors import ConfigError
-from specserve.models import _invariance, _linear, _panels, paged_transformers, recurrent_transformers
+from specserve.models import _invariance, _joint, _linear, _panels, paged_transformers, recurrent_transformers
 from specserve.models._worker import load_backend
 
 LENGTH = 36
@@ -108,7 +108,7 @@ def test_each_part_is_needed(monkeypatch: pytest.MonkeyPatch, broken: str) -> No
     torch.manual_seed(0)
     config = LlamaConfig(**SMALL | {"intermediate_size": 1520})  # long sums, and no multiple of a vector's length
     if broken == "_RowByRow":  # activations of a joint product's part go row by row as it is
-        monkeypatch.setattr(_linear, "_SAME_INPUT", ())
+        monkeypatch.setattr(_joint, "_SAME_INPUT", ())
     backend = paged_transformers.PagedTransformers(LlamaForCausalLM(config).eval(), None)
     backend.allocate(BLOCKS, BLOCK)
     if broken == "_linear":
