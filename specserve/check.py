@@ -221,12 +221,12 @@ def _model(
 
 def _quantized(folder: Path, model: ModelConfig, device: torch.device) -> str:
     """What becomes of the weights, where something does."""
-    from specserve.models import _linear
+    from specserve.models import _rounded_layers
 
     if model.quantization == "none":
         return ""
     held = told(_memory_plan.held_bytes(folder, model, device))
-    if _linear.reads_int8(model.dtype, device):
+    if _rounded_layers.reads_bytes(model, device):
         return f" with {model.quantization} weights ({held})"
     return f" with weights rounded to {model.quantization} but written out, so no faster ({held})"
 

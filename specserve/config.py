@@ -74,11 +74,13 @@ class ModelConfig(Section):
 
     source: str = Field("demo", description="`demo`, `emulated`, a folder with safetensors weights, or a .gguf file")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    quantization: Literal["auto", "none", "int8"] = Field(
+    quantization: Literal["auto", "none", "int8", "fp8"] = Field(
         "auto",
         description="int8 rounds the weights of matrix products to a byte each, with a scale for each output: another, "
-        "nearby model, whose step on a CPU reads a quarter of the bytes (float32 and a C compiler; else no faster); "
-        "auto does that for drafts where it is faster, and never for a target",
+        "nearby model, whose step reads as many bytes (on a CPU with float32 and a C compiler, on a GPU with bfloat16 "
+        "or float16; else no faster); fp8 rounds them to float8, and what they are multiplied with too, token by token "
+        "(a GPU of compute capability 8.9 with bfloat16; else no faster); auto is int8 for drafts on a CPU where it is "
+        "faster, and never for a target",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, …")
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0 lets placement decide")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tiny_models import tiny_llama
 
 from specserve.check import report
 from specserve.cli import main
 from specserve.config import Config, parse
 from specserve.models import _panels, loading
+from specserve.models._float8 import Float8Product
 from specserve.models._worker import load_backend
 
 
@@ -89,14 +91,31 @@ def test_int8_weights_are_told_and_counted(folders) -> None:
     assert "rounded to int8 but written out" in lines(config_of(folders, target=half), "target")[0]
 
 
+def test_fp8_weights_are_told_and_counted(folders, monkeypatch) -> None:
+    """Written out on a CPU, which wins nothing; where a device multiplies their bytes, they are half of bfloat16."""
+    target = {"quantization": "fp8", "dtype": "bfloat16", "device": "cpu"}
+    assert (
+        "as bfloat16 with weights rounded to fp8 but written out"
+        in lines(config_of(folders, target=target), "target")[0]
+    )
+    before = lines(config_of(folders, target=target), "memory")[0]
+    monkeypatch.setattr(Float8Product, "serves", staticmethod(lambda dtype, device: dtype == torch.bfloat16))
+    assert "as bfloat16 with fp8 weights (" in lines(config_of(folders, target=target), "target")[0]
+    after = lines(config_of(folders, target=target), "memory")[0]
+    written, kept = (float(line.split("target ")[1].split()[0]) for line in (before, after))
+    assert kept < written
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
+        ({"quantization": "fp8", "tensor_parallel": 2}, "set tensor_parallel 2 to 1"),
+        ({"quantization": "fp8", "source": "emulated"}, "emulated models have no weights"),
         ({"quantization": "int8", "tensor_parallel": 2}, "set tensor_parallel 2 to 1"),
         ({"quantization": "int8", "source": "emulated"}, "emulated models have no weights"),
     ],
 )
-def test_int8_is_refused_where_it_cannot_be_had(folders, target: dict, words: str) -> None:
+def test_rounding_is_refused_where_it_cannot_be_had(folders, target: dict, words: str) -> None:
     """As the worker would when it starts."""
     assert any(words in problem for problem in problems(config_of(folders, target=target)))
 

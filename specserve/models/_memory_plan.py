@@ -87,9 +87,10 @@ def check_weights(role: Role, weights: int, config: ModelConfig, device: torch.d
     """Raise ConfigError when so many bytes of weights do not fit into what the device has free."""
     free = free_bytes(device)
     if weights > free:
+        rounded = "" if config.quantization in ("auto", "none") else f" with quantization {config.quantization}"
         raise ConfigError(
-            f"{_of(role)}'s weights take {told(weights)} as {config.dtype}, and {device} has {told(free)} free; use "
-            f"a smaller dtype or model, or another device"
+            f"{_of(role)}'s weights take {told(weights)} as {config.dtype}{rounded}, and {device} has {told(free)} "
+            f"free; use a smaller dtype or model, or another device"
         )
 
 
@@ -99,20 +100,31 @@ def weight_bytes(folder: Path, config: ModelConfig) -> int:
 
 
 def held_bytes(folder: Path, config: ModelConfig, device: torch.device) -> int:
-    """What stays of them once they are quantised, which is less only where int8 is what is read. Raises ConfigError."""
-    from specserve.models import _linear, _reduced_head
+    """What stays of them once they are quantised: less where their bytes are what is read. Raises ConfigError.
 
-    if config.quantization != "int8" or not _linear.reads_int8(config.dtype, device):
+    A tied head counts as one more matrix, since what is looked up stays as it is.
+    """
+    from specserve.models import _reduced_head, _rounded_layers
+
+    if config.quantization not in _rounded_layers.KINDS:
         return weight_bytes(folder, config)
     shapes = _all_shapes(folder)
     embeddings = {name: shape for name, shape in shapes.items() if "embed" in name}
     matrices = [shape for name, shape in shapes.items() if len(shape) > 1 and name not in embeddings]
     others = [shape for name, shape in shapes.items() if len(shape) < 2]
     if not any("lm_head" in name for name in shapes) and not (folder / _reduced_head.FILE).is_file():
-        matrices += embeddings.values()  # the head is tied: looked up as it is, and multiplied with as int8
-    scales = sum(shape[0] for shape in matrices)
-    exact = sum(map(prod, [*embeddings.values(), *others])) + scales
-    return _itemsize(config) * exact + sum(map(prod, matrices))
+        matrices += embeddings.values()
+    exact = _itemsize(config) * sum(map(prod, [*embeddings.values(), *others]))
+    return exact + sum(_rounded_layers.held_bytes(shape, config, device) for shape in matrices)
+
+
+def arriving_bytes(folder: Path, config: ModelConfig, device: torch.device) -> int:
+    """What the device holds at most until they are there: on a CPU, where they are rounded, also all of them exact.
+
+    Raises ConfigError.
+    """
+    held = held_bytes(folder, config, device)
+    return max(held, weight_bytes(folder, config)) if device.type == "cpu" else held
 
 
 def _itemsize(config: ModelConfig) -> int:

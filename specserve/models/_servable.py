@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import _int8, _refusals, loading
+from specserve.models import _refusals, _rounded_layers, loading
 from specserve.models.loading import Role
 
 _LAYERS = {loading.PAGED: _refusals.LAYER_TYPES, loading.RECURRENT: _refusals.RECURRENT_LAYER_TYPES}
@@ -23,7 +23,9 @@ def backend_for(role: Role, model: ModelConfig, folder: Path) -> str:
         raise ConfigError(f"{folder} keeps recurrent state, which a draft model may not; use another draft, or ngram")
     if role == "target" and name == loading.HEAD:
         raise ConfigError(f"{folder} holds a draft head, which cannot be a target; give it as draft.model.source")
-    _int8.refuse_unfit(model, recurrent=name == loading.RECURRENT, emulated=name == loading.EMULATED)
+    _rounded_layers.refuse_unfit(model, recurrent=name == loading.RECURRENT, emulated=name == loading.EMULATED)
+    if model.quantization != "none":
+        _rounded_layers.refuse_device(model, loading.device_of(model))
     if model.tensor_parallel > 1:
         from specserve.models import _tensor_parallel
 

@@ -49,8 +49,8 @@ def load_backend(
     config = _quantization.decided(config, role, folder, name)
     weights = 0
     if not emulated:
-        read = _memory_plan.weight_bytes(folder, config) // config.tensor_parallel
-        _memory_plan.check_weights(role, read, config, device)
+        arriving = _memory_plan.arriving_bytes(folder, config, device) // config.tensor_parallel
+        _memory_plan.check_weights(role, arriving, config, device)
         weights = _memory_plan.held_bytes(folder, config, device) // config.tensor_parallel
     backend = attach(_built(name, config, folder, ranks), folder)
     invariant = role == "target" and engine.batch_invariant

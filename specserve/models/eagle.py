@@ -32,7 +32,7 @@ from transformers.models.llama.modeling_llama import (
 
 from specserve.config import ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import RaggedBatch, _attention, _head_folder, _int8, _linear, _rope, loading
+from specserve.models import RaggedBatch, _attention, _head_folder, _linear, _rope, _rounded_layers, loading
 from specserve.models._head_folder import HeadDescription
 from specserve.models._native_decoder import Anatomy, NativeDecoder
 from specserve.models._paged_model import AttentionModel
@@ -51,10 +51,10 @@ def build(config: ModelConfig, folder: Path) -> EagleHead:
         network.take(weights)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"the weights in {folder} do not fit its config.json: {error}") from None
-    network = network.eval().requires_grad_(False).to(device, dtype)
-    if config.quantization == "int8":
-        _int8.round_weights(network)
-    return EagleHead(network, description, config.context_length)
+    network = network.eval().requires_grad_(False).to(dtype)
+    if config.quantization in ("int8", "fp8"):
+        _rounded_layers.round_weights(network, config.quantization, device)
+    return EagleHead(network.to(device), description, config.context_length)
 
 
 def llama_config(description: HeadDescription) -> Any:

@@ -20,7 +20,7 @@ import torch
 
 from specserve.config import DEMO, DEMO_HEAD, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import Backend, _int8, _reduced_head
+from specserve.models import Backend, _reduced_head, _rounded_layers
 from specserve.models._progress_bars import without_bars
 
 if TYPE_CHECKING:
@@ -222,8 +222,8 @@ def load_model(folder: Path, config: ModelConfig, attention: str = "sdpa", ranks
 
         _shards.put_in_place(model, ranks)
     _reduced_head.put_in_place(model, folder)
-    if config.quantization == "int8":
-        _int8.round_weights(model)
+    if config.quantization in ("int8", "fp8"):
+        _rounded_layers.round_weights(model, config.quantization, device)
     return model.eval().requires_grad_(False).to(device)
 
 

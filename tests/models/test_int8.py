@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import _int8, _linear, _memory_plan, _panels, _worker, loading
+from specserve.models import _linear, _memory_plan, _panels, _rounded_layers, _worker, loading
 from specserve.models._int8 import Int8Linear
 from specserve.models._stretches import Stretch, ragged
 from specserve.models.paged_transformers import PagedTransformers
@@ -84,7 +84,7 @@ MODELS = {
 def rounded(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = MODELS[name]().eval().requires_grad_(False)
-    _int8.round_weights(model)
+    _rounded_layers.round_weights(model, "int8", CPU)
     return model
 
 
@@ -124,7 +124,9 @@ def test_our_kernels_read_the_int8_panels() -> None:
 def test_matrices_that_are_no_linear_layers_are_refused() -> None:
     """Rather than left unrounded."""
     with pytest.raises(ConfigError, match=r"rounds linear layers only, and transformer\.h\.0\.attn\.c_attn\.weight"):
-        _int8.round_weights(GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50)))
+        _rounded_layers.round_weights(
+            GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50)), "int8", CPU
+        )
 
 
 @pytest.mark.parametrize(
@@ -139,8 +141,8 @@ def test_what_cannot_have_it_is_refused_in_words(more: dict, recurrent: bool, em
     """And nothing is refused that does not ask for it."""
     source = {"source": "emulated" if emulated else "/models/some"}
     with pytest.raises(ConfigError, match=told):
-        _int8.refuse_unfit(ModelConfig(**source, **INT8, **more), recurrent=recurrent, emulated=emulated)
-    _int8.refuse_unfit(ModelConfig(**source, **more), recurrent=recurrent, emulated=emulated)
+        _rounded_layers.refuse_unfit(ModelConfig(**source, **INT8, **more), recurrent=recurrent, emulated=emulated)
+    _rounded_layers.refuse_unfit(ModelConfig(**source, **more), recurrent=recurrent, emulated=emulated)
 
 
 def test_a_worker_refuses_it_for_an_emulated_model() -> None:
@@ -165,7 +167,7 @@ def test_the_plan_counts_what_is_held(tmp_path, tied: bool, compiler: bool, monk
     if compiler:
         held = embedding.nbytes + norms + sum(each.weight.numel() + each.scales.nbytes for each in layers)
     else:
-        held = _memory_plan.weight_bytes(tmp_path, config)
+        held = embedding.nbytes + norms + sum(each.weight.nbytes for each in layers)
     assert _memory_plan.held_bytes(tmp_path, config, CPU) == held
     plain = config.model_copy(update={"quantization": "none"})
     assert _memory_plan.held_bytes(tmp_path, plain, CPU) == _memory_plan.weight_bytes(tmp_path, plain)
