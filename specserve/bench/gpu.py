@@ -3,13 +3,14 @@
 Random weights in the shapes of a published pair, so nothing is downloaded; acceptance is made up by the rule
 `synthetic`. Steps are timed against the device's own copy bandwidth: a step of few rows has to read every weight once,
 and cannot take less time than that (Williams et al., "Roofline", 2009). Each is timed eagerly and then as it is served,
-recorded, where it can be. Draft and target share the device, each on a
-stream of its own. With `--shape tiny` the same runs on a CPU in seconds, and says nothing about speed.
+recorded, where it can be; the target's once more with int8 and with fp8 weights. Draft and target share the device,
+each on a stream of its own. With `--shape tiny` the same runs on a CPU in seconds, and says nothing about speed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from specserve.bench import gpu_rounding
 from specserve.bench.gpu_checks import BLOCK_TOKENS, checks, row
 from specserve.bench.report import Row
 from specserve.config import Config, EngineConfig, parse
@@ -27,7 +29,8 @@ from specserve.drafting.worker import DraftWorker
 from specserve.drafting.workspace import SparseDists, Workspace
 from specserve.errors import ConfigError
 from specserve.local import LocalEngine, Parts
-from specserve.models import emulated, loading
+from specserve.models import _rounded_layers, emulated, loading
+from specserve.models._rounded_layers import Quantization
 from specserve.models._step_shapes import StepShape, by_cost, planned
 from specserve.models._stretches import Stretch, ragged
 from specserve.models.paged_transformers import PagedTransformers
@@ -93,6 +96,7 @@ def measure(options: Options, progress: Progress) -> Report:
     device = loading.device_of(parse({"target": {"device": options.device}}).target)
     progress(f"checks on {device}")
     facts = list(checks(device, lambda where: _Model.random(SHAPES["tiny"]["target"], torch.float32, where).backend))
+    facts += gpu_rounding.checks(device, tiny_rounded)
     progress(f"random weights in the shape {options.shape}")
     dtype = getattr(torch, options.dtype)
     models = {role: _Model.random(shape, dtype, device) for role, shape in SHAPES[options.shape].items()}
@@ -105,7 +109,19 @@ def measure(options: Options, progress: Progress) -> Report:
     for role, model in models.items():
         facts += _record(role, model, progress)
     steps += _steps(models, options, copied, progress, ", recorded")
-    return Report(facts, steps, [row for mode in _MODES for row in _pipeline(models, mode, options, progress)])
+    pipeline = [each for mode in _MODES for each in _pipeline(models, mode, options, progress)]
+    models.clear()  # a rounded target has the device to itself, as a card that holds the pair needs it
+    for quantization in gpu_rounding.QUANTIZATIONS:
+        _let_go(device)
+        found, timed = _rounded(quantization, options, device, copied, progress)
+        facts += found
+        steps += timed
+    return Report(facts, steps, pipeline)
+
+
+def tiny_rounded(device: torch.device, dtype: torch.dtype, quantization: Quantization) -> PagedTransformers:
+    """The small target with rounded weights, the same on every device."""
+    return _Model.random(SHAPES["tiny"]["target"], dtype, device, quantization).backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +132,10 @@ class _Model:
     weight_bytes: int
 
     @staticmethod
-    def random(shape: dict[str, int], dtype: torch.dtype, device: torch.device) -> _Model:
-        """Random weights; those of small models are the same on every device."""
+    def random(
+        shape: dict[str, int], dtype: torch.dtype, device: torch.device, quantization: Quantization | None = None
+    ) -> _Model:
+        """Random weights, rounded where a quantization is given; those of small models are the same on every device."""
         from transformers import AutoModelForCausalLM, LlamaConfig
 
         config = LlamaConfig(**shape, max_position_embeddings=8192, tie_word_embeddings=False, initializer_range=0.05)
@@ -125,7 +143,10 @@ class _Model:
         small = shape["hidden_size"] < 1024  # large ones are made where they stay: nobody compares their weights
         with torch.device("cpu" if small else device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        size = sum(each.nbytes for each in model.parameters()) - model.get_input_embeddings().weight.nbytes
+        if quantization is not None:
+            _rounded_layers.round_weights(model, quantization, device)
+        held = [*model.parameters(), *model.buffers()]
+        size = sum(each.nbytes for each in held) - model.get_input_embeddings().weight.nbytes
         return _Model(PagedTransformers(model.eval().requires_grad_(False).to(device), None), size)
 
 
@@ -146,10 +167,10 @@ def _recorded(role: Role, options: Options) -> tuple[StepShape, ...]:
     return by_cost({shape for engine in engines for shape in planned(role, engine, keys)})
 
 
-def _record(role: Role, model: _Model, progress: Progress) -> Iterator[Row]:
+def _record(role: Role, model: _Model, progress: Progress, how: str = "") -> Iterator[Row]:
     """Record a model's steps: whether that works and, on a GPU, whether they take no more memory than was planned.
 
-    A model whose steps cannot be recorded goes on without.
+    A model whose steps cannot be recorded goes on without. how stands behind its role.
     """
     backend, steps = model.backend, model.backend.planned_steps
     planned_size, free = backend.step_bytes(BLOCK_TOKENS), _free(backend.device)
@@ -160,12 +181,14 @@ def _record(role: Role, model: _Model, progress: Progress) -> Iterator[Row]:
                 progress(f"recording the {role}'s steps, {done} of {steps}")
     except RuntimeError as error:
         wrong = f": {error}"
-    yield row(f"steps of the {role} that were recorded, of {steps}{wrong}", done, done == steps)
-    yield row(f"ms to record each step of the {role}", 1000 * (time.perf_counter() - began) / steps, not wrong)
+    yield row(f"steps of the {role}{how} that were recorded, of {steps}{wrong}", done, done == steps)
+    yield row(f"ms to record each step of the {role}{how}", 1000 * (time.perf_counter() - began) / steps, not wrong)
     if backend.device.type == "cuda":
         taken = free - _free(backend.device)
         yield row(
-            f"memory of the {role}'s recorded steps, of what is planned", taken / planned_size, taken <= planned_size
+            f"memory of the {role}'s recorded steps{how}, of what is planned",
+            taken / planned_size,
+            taken <= planned_size,
         )
 
 
@@ -181,6 +204,7 @@ def _steps(models: dict[Role, _Model], options: Options, copied: float, progress
     device = models["target"].backend.device
     cases: list[tuple[str, Role, int]] = [("draft step", "draft", 1), ("plain decode", "target", 1)]
     cases += [(f"verify depth {depth}", "target", depth + 1) for depth in options.depths]
+    cases = [each for each in cases if each[1] in models]
     for name, role, positions in cases:
         for rows in options.rows:
             progress(f"{name}{how}, {rows} rows")
@@ -189,6 +213,33 @@ def _steps(models: dict[Role, _Model], options: Options, copied: float, progress
             )
             read = models[role].weight_bytes / seconds / 1e9
             yield _step(name + how, rows, rows * positions, 1000 * seconds, read, 2 * read / copied)
+
+
+def _rounded(
+    quantization: Quantization, options: Options, device: torch.device, copied: float, progress: Progress
+) -> tuple[list[Row], list[Row]]:
+    """Facts and recorded steps of a target with rounded weights, at the largest depth; that it cannot run is a fact."""
+    progress(f"random weights, rounded to {quantization}")
+    name = f", recorded, {quantization} weights"
+    most = replace(options, depths=(max(options.depths),))
+    try:
+        model = _Model.random(SHAPES[options.shape]["target"], getattr(torch, options.dtype), device, quantization)
+        ends = options.context + 1
+        wanted = [each for each in _recorded("target", most) if each.rows in options.rows and each.keys >= ends]
+        model.backend.plan_steps(wanted)
+        model.backend.allocate(_blocks(options), BLOCK_TOKENS)
+        facts = list(_record("target", model, progress, name))
+        steps = list(_steps({"target": model}, most, copied, progress, name))
+    except RuntimeError as error:
+        return [row(f"steps of the target{name}: {error}", 0, False)], []
+    return facts, steps
+
+
+def _let_go(device: torch.device) -> None:
+    """Give back what nothing refers to any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _step(case: str, rows: int, positions: int, ms: float | None, gb_per_s: float, share: float | None) -> Row:

@@ -10,9 +10,11 @@ import sys
 import pytest
 import torch
 
-from specserve.bench import gpu, gpu_checks
+from specserve.bench import gpu, gpu_checks, gpu_rounding
 from specserve.config import EngineConfig
 from specserve.errors import ConfigError
+from specserve.models._float8 import Float8Product
+from specserve.models._int8_digits import Int8Digits
 from specserve.models._static_plan import StaticInputs
 from specserve.models.paged_transformers import PagedTransformers
 from specserve.verification import all_rules, judges_of
@@ -46,7 +48,9 @@ def test_everything_runs_without_ray(tmp_path) -> None:
     steps = {(row["case"], row["rows"]) for row in rows if "case" in row}
     cases = ("draft step", "plain decode", "verify depth 2")
     cases += tuple(f"{case}, recorded" for case in cases)
-    assert steps == {("copy", 0)} | {(case, count) for case in cases for count in (1, 3)}
+    rounded = [f"{case}, recorded, {each} weights" for case in cases[1:3] for each in ("int8", "fp8")]
+    assert steps == {("copy", 0)} | {(case, count) for case in (*cases, *rounded) for count in (1, 3)}
+    assert all(f"{each} model: logits from those written out" in names for each in ("int8", "fp8"))
     assert "greedy tokens of recorded steps as of eager ones" in names
     assert all(f"steps of the {role} that were recorded" in names for role in ("target", "draft"))
     modes = {(row["mode"], row["requests"]): row for row in rows if "mode" in row}
@@ -82,6 +86,72 @@ def test_recorded_steps_that_go_wrong_are_found(monkeypatch) -> None:
     compute = PagedTransformers._compute
     monkeypatch.setattr(PagedTransformers, "_compute", lambda *parts: compute(*parts) * bool(parts[1].any()))
     assert [(name[:20], holds) for name, holds in found().items()] == [("steps are recorded: ", "NO")]
+
+
+@pytest.mark.parametrize("bytes_are_kept", [False, True])
+def test_rounded_weights_hold(bytes_are_kept: bool, monkeypatch) -> None:
+    """Written out, and with the layers that a GPU would run."""
+    if bytes_are_kept:
+        for kind in (Int8Digits, Float8Product):
+            monkeypatch.setattr(kind, "serves", staticmethod(lambda dtype, device: dtype == torch.bfloat16))
+    found = list(gpu_rounding.checks(CPU, gpu.tiny_rounded))
+    assert len(found) == 8
+    assert {each["holds"] for each in found} == {"yes"}
+
+
+@pytest.mark.parametrize("kind", [Int8Digits, Float8Product])
+def test_wrong_products_are_found(kind, monkeypatch) -> None:
+    """Scales of another output, a scale for all rows together, and a digit or a bias that is lost."""
+    forward = kind.forward
+
+    def broken(lose) -> set[str]:
+        monkeypatch.setattr(kind, "serves", staticmethod(lambda dtype, device: dtype == torch.bfloat16))
+        monkeypatch.setattr(kind, "forward", lose)
+        found = {each["holds"] for each in gpu_rounding.checks(CPU, gpu.tiny_rounded)}
+        monkeypatch.undo()
+        return found
+
+    def shifted_scales(self, rows):
+        right, self.scales = self.scales, self.scales.roll(1, -1)
+        try:
+            return forward(self, rows)
+        finally:
+            self.scales = right
+
+    def one_scale(self, rows):
+        largest = rows.abs().max()
+        return forward(self, (rows / largest * 127).round() * largest / 127)
+
+    def without_bias(self, rows):
+        found = forward(self, rows)
+        return found if self.bias is None else found - self.bias.to(rows.dtype)
+
+    assert broken(forward) == {"yes"}
+    for wrong in (shifted_scales, one_scale, without_bias):
+        assert "NO" in broken(wrong)
+
+
+def test_a_card_without_a_product_of_bytes_says_so(monkeypatch) -> None:
+    """And holds, since weights are written out there."""
+    monkeypatch.setattr(gpu_rounding, "from_the_rounded_model", lambda *_: (0.0, 0))
+    found = list(gpu_rounding.checks(torch.device("meta"), gpu.tiny_rounded))
+    assert [each["holds"] for each in found] == ["yes"] * 6
+    assert found[3]["check"] == "fp8 products: not there on this device, so weights are written out"
+
+
+def test_a_target_that_cannot_run_rounded_is_a_fact(monkeypatch) -> None:
+    """And what comes behind it is still measured."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such product")
+
+    monkeypatch.setattr(gpu._rounded_layers, "round_weights", fails)
+    options = gpu.Options(shape="tiny", dtype="float32", rows=(1,), depths=(1,))
+    facts, steps = gpu._rounded("fp8", options, CPU, 1.0, lambda _: None)
+    assert [(each["check"], each["holds"]) for each in facts] == [
+        ("steps of the target, recorded, fp8 weights: no such product", "NO")
+    ]
+    assert not steps
 
 
 def test_a_rule_without_its_law_is_found() -> None:
