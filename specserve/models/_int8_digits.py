@@ -25,7 +25,7 @@ from specserve.models._int8 import LARGEST, rounded
 _BASE = 2 * LARGEST  # so that both digits are in ±127
 _WHOLE = LARGEST * _BASE
 _SMALLEST = 1e-30  # rows of nothing larger come out as zeros
-_AT_ONCE = 512  # rows; sums of a long prompt would take gigabytes in int32
+_AT_ONCE = 1 << 24  # results, for which sums and what is made of them take 200 MB; those of a long prompt would not fit
 _FULL = 32  # cuBLAS takes 17 digits of rows and more; tiles are whole
 _MOST_INPUTS = (2**31 - 1) // LARGEST**2  # of which no sum leaves int32
 _CAPABILITY = (7, 5)
@@ -62,10 +62,11 @@ class Int8Digits(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
-        if len(flat) <= _AT_ONCE:
+        most = max(_FULL // 2, _AT_ONCE // len(self.scales))
+        if len(flat) <= most:
             result = self._product(flat)
         else:
-            result = torch.cat([self._product(flat[at : at + _AT_ONCE]) for at in range(0, len(flat), _AT_ONCE)])
+            result = torch.cat([self._product(flat[at : at + most]) for at in range(0, len(flat), most)])
         return result.view(*rows.shape[:-1], len(self.scales))
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
@@ -79,7 +80,7 @@ class Int8Digits(nn.Module):
         # What is behind the digits is whatever was there, and so is what comes of it, which nobody reads.
         digits = rows.new_empty(-(-max(2 * count, 1) // _FULL) * _FULL, rows.shape[1], dtype=torch.int8)
         digits[:count], digits[count : 2 * count] = high, low
-        sums = torch._int_mm(digits, self.codes.t())[: 2 * count].float()
-        result = torch.add(sums[count:], sums[:count], alpha=_BASE)
+        sums = torch._int_mm(digits, self.codes.t())
+        result = sums[count : 2 * count].float().add_(sums[:count], alpha=_BASE)
         result.mul_(self.scales).mul_(largest / _WHOLE)  # in this order nothing overflows that the result holds
         return (result if self.bias is None else result.add_(self.bias)).to(rows.dtype)

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from specserve.config import EngineConfig, ModelConfig
 from specserve.errors import ConfigError
-from specserve.models import _float8, _joint, _linear, _memory_plan, _rounded_layers, _servable, loading
+from specserve.models import _float8, _int8_digits, _joint, _linear, _memory_plan, _rounded_layers, _servable, loading
 from specserve.models._float8 import Float8Product, Float8Rows
 from specserve.models._int8 import Int8Linear
 from specserve.models._int8_digits import Int8Digits
@@ -109,6 +109,16 @@ def test_int8_digits_are_the_product_of_the_rounded_weights(dtype: torch.dtype, 
         largest = rows.double().abs().amax(dim=1, keepdim=True)
         lost = largest / 64_516 * weights.abs().sum(dim=1) + (EPSILON[dtype] + 2.0**-20) * expected.abs() + 1e-6
         assert ((found.double() - expected).abs() <= lost).all()
+
+
+def test_int8_digits_of_many_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits, and no part larger than what it may take."""
+    product, rows = Int8Digits([layer(64, 32, torch.bfloat16)]), torch.randn(3, 67, 64).to(torch.bfloat16)
+    whole, sizes, product_of = product(rows), [], torch._int_mm
+    monkeypatch.setattr(_int8_digits, "_AT_ONCE", 32 * 40)
+    monkeypatch.setattr(torch, "_int_mm", lambda left, right: sizes.append(len(left)) or product_of(left, right))
+    assert torch.equal(product(rows), whole)
+    assert sizes == [96] * 5 + [32]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
