@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,12 @@ class TreeShape:
             return 0
         read = min(self.nodes(levels - 1), self.most_nodes - 1)  # the last node of a whole tree is not read
         return 1 + (read if self.branching is not None else min(read, self.width * (levels - 1)))
+
+    def places(self, level: int) -> int:
+        """The most places whose children are of this level; a draft reads them together."""
+        if self.branching is None:
+            return self.width if level else 1
+        return prod(self.branching[:level])
 
     def within(self, levels: int, nodes: int) -> int:
         """The most levels, at most `levels`, of which all nodes fit into so many positions."""

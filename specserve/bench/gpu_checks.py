@@ -16,6 +16,7 @@ import torch
 
 from specserve.bench.report import Row
 from specserve.config import EngineConfig
+from specserve.models import TokenTree
 from specserve.models._step_shapes import planned
 from specserve.models._stretches import Stretch, ragged
 from specserve.models.paged_transformers import PagedTransformers
@@ -27,6 +28,7 @@ BLOCK_TOKENS = 16
 
 _PROMPTS = (5, 33, 64, 1, 17)
 _STEPS = 24
+_NODES, _TREES = 12, 4
 _ROWS, _DEPTH, _VOCAB = 512, 4, 64
 _GRID = 200
 _ENUMERATED = 6
@@ -42,6 +44,7 @@ def checks(device: torch.device, made: Made) -> Iterator[Row]:
     wrong = differing_noise(device)
     yield row("noise: integers that are not the documented ones", wrong, wrong == 0)
     yield from _same_recorded(device, made)
+    yield from _same_trees(device, made)
     for name, judge in judges_of(EngineConfig()).items():
         differing = _differing(judge, device)
         yield row(f"rule {name}: decisions as on the CPU", differing, differing == 0)
@@ -102,6 +105,41 @@ def _same_recorded(device: torch.device, made: Made) -> Iterator[Row]:
     replayed = 0 if recorded.graphs is None else recorded.graphs.replayed
     expected = _STEPS - 1 + _STEPS // (_DEPTH + 1)
     yield row("steps replayed", replayed, replayed == expected)
+
+
+def _same_trees(device: torch.device, made: Made) -> Iterator[Row]:
+    """Logits of recorded and of eager verifications of trees, each time others, with a chain beside."""
+    recorded, eager = made(device), _with_pages(made(device))
+    engine = EngineConfig(depth=_DEPTH, max_requests=8, outcomes=0, tree="dynamic", tree_nodes=_NODES)
+    recorded.plan_steps(planned("target", engine, 8 * BLOCK_TOKENS))
+    _with_pages(recorded)
+    try:
+        for _ in recorded.record_steps():
+            pass
+    except RuntimeError as error:
+        yield row(f"steps with trees are recorded: {error}", 0, False)
+        return
+    apart = float((_in_trees(recorded) - _in_trees(eager)).abs().max())
+    yield row("largest difference of logits, trees", apart, apart < 1e-3)
+    replayed = 0 if recorded.graphs is None else recorded.graphs.replayed
+    yield row("steps with trees replayed", replayed, replayed == _TREES)
+
+
+def _in_trees(backend: PagedTransformers) -> torch.Tensor:
+    """Logits [m, V], on the CPU, of random trees of up to `_NODES` nodes behind made-up prompts."""
+    tables, chance, shown = _tables(_PROMPTS, _STEPS), np.random.default_rng(1), []
+    prompts = [chance.integers(3, backend.vocab_size, length) for length in _PROMPTS]
+    backend.forward(ragged([Stretch(0, tokens, table, 1) for tokens, table in zip(prompts, tables, strict=True)]))
+    for _ in range(_TREES):
+        rows = []
+        for at, (length, table) in enumerate(zip(_PROMPTS, tables, strict=True)):
+            nodes = int(chance.integers(1, _NODES + 1))
+            parents = [int(chance.integers(-1, node)) for node in range(nodes)]
+            tree = TokenTree(length, np.array(parents, dtype=np.int64)) if at else None
+            tokens = chance.integers(3, backend.vocab_size, nodes + 1)
+            rows.append(Stretch(length - 1, tokens, table, nodes + 1, tree=tree))
+        shown.append(backend.forward(ragged(rows)).cpu())
+    return torch.cat(shown)
 
 
 def _verified(backend: PagedTransformers, tokens: torch.Tensor) -> torch.Tensor:

@@ -74,6 +74,12 @@ class RaggedBatch:
     trees: Mapping[int, TokenTree] = field(default_factory=dict)
     seen: npt.NDArray[np.int64] | None = None
 
+    def tree_of(self, row: int) -> TokenTree:
+        """The tree of a row that has one, without the nodes past the row's last position."""
+        tree = self.trees[row]
+        there = int(self.positions[self.offsets[row + 1] - 1]) + 1 - tree.root
+        return TokenTree(tree.root, tree.parents[: max(0, there)])
+
     def standing(self) -> npt.NDArray[np.int64]:
         """int64 [T]: how many tokens come before each one, in its own continuation."""
         if not self.trees:

@@ -19,6 +19,7 @@ import torch
 
 from specserve.models import RaggedBatch
 from specserve.models._row_groups import PackedRows, RowGroup, running
+from specserve.models._static_trees import StaticTrees
 from specserve.models._step_shapes import StepShape
 
 Ints = npt.NDArray[np.int64]
@@ -29,7 +30,7 @@ class StaticInputs:
     """A recorded step's batch, as views of one flat int64 buffer, on the device or on the host.
 
     tokens [rows, queries]; starts [rows], each row's first position; lengths [rows], 0 for a padded row; tables
-    [rows, width]; wanted [rows · shown], indices into the flat padded tokens.
+    [rows, width]; wanted [rows · shown], indices into the flat padded tokens; trees, where the shape has any.
     """
 
     tokens: torch.Tensor
@@ -37,6 +38,7 @@ class StaticInputs:
     lengths: torch.Tensor
     tables: torch.Tensor
     wanted: torch.Tensor
+    trees: StaticTrees | None
 
     @staticmethod
     def size(shape: StepShape, block_tokens: int) -> int:
@@ -47,8 +49,15 @@ class StaticInputs:
     def within(buffer: torch.Tensor, shape: StepShape, block_tokens: int) -> StaticInputs:
         """The views for this shape, from the beginning of a buffer that may be longer."""
         sizes = _sizes(shape, block_tokens)
-        tokens, starts, lengths, tables, wanted = torch.split(buffer[: sum(sizes)], sizes)
-        return StaticInputs(tokens.view(shape.rows, -1), starts, lengths, tables.view(shape.rows, -1), wanted)
+        tokens, starts, lengths, tables, wanted, *trees = torch.split(buffer[: sum(sizes)], sizes)
+        return StaticInputs(
+            tokens.view(shape.rows, -1),
+            starts,
+            lengths,
+            tables.view(shape.rows, -1),
+            wanted,
+            StaticTrees.of(shape, *trees),
+        )
 
     def fill(self, batch: RaggedBatch, null_block: int) -> Ints:
         """Write a batch that fits, and padding where it has nothing; where each token went. On the host only."""
@@ -68,15 +77,18 @@ class StaticInputs:
         tables[:rows, :width] = batch.tables[:, :width]
         wanted.fill(0)
         wanted[: len(batch.wanted)] = flat[batch.wanted]
+        if self.trees is not None:
+            self.trees.fill(batch, flat)
         return flat
 
 
 def _sizes(shape: StepShape, block_tokens: int) -> list[int]:
-    return [shape.positions, shape.rows, shape.rows, shape.rows * shape.width(block_tokens), shape.logits]
+    table = shape.rows * shape.width(block_tokens)
+    return [shape.positions, shape.rows, shape.rows, table, shape.logits, *StaticTrees.sizes(shape)]
 
 
 class StaticPlan:
-    """An `AttentionPlan` for inputs on the device. positions int64 [T] of the flat padded tokens.
+    """An `AttentionPlan` for inputs on the device. positions int64 [T]: where the flat padded tokens stand.
 
     null_slot is where padded tokens write. dtype is that of masks.
     """
@@ -86,6 +98,7 @@ class StaticPlan:
     ) -> None:
         self._shape = shape
         self._tables = inputs.tables
+        self._trees = inputs.trees
         self._block_tokens = block_tokens
         self._dtype = dtype
         self._device = inputs.tokens.device
@@ -99,7 +112,8 @@ class StaticPlan:
         self._read = self._slots_of(torch.minimum(self._keys, (ends - 1).clamp(min=0)[:, None])).view(-1)
         padded = -behind > inputs.lengths[:, None]
         self.new_slots = self._slots_of(self._queries).masked_fill_(padded, null_slot).view(-1)
-        self.positions = self._queries.view(-1)
+        self._standing = self._queries if self._trees is None else self._trees.standing(self._queries)
+        self.positions = self._standing.view(-1)
 
     def groups(self, window: int | None, fold: int) -> list[RowGroup]:
         """See `AttentionPlan`: all rows share one call."""
@@ -111,8 +125,10 @@ class StaticPlan:
             self._groups[window, fold] = known
         return known
 
-    def packed(self) -> PackedRows:
+    def packed(self) -> PackedRows | None:
         """See `AttentionPlan`. A padded row has no keys."""
+        if self._trees is not None:
+            return None
         if self._packed is None:
             shape = self._shape
             begins = torch.arange(0, shape.positions + 1, shape.queries, dtype=torch.int32, device=self._device)
@@ -121,12 +137,19 @@ class StaticPlan:
         return self._packed
 
     def _mask(self, window: int | None, fold: int) -> torch.Tensor:
-        queries = self._queries[:, :, None]
-        hidden = self._keys > queries
+        hidden = self._keys > self._queries[:, :, None]
+        if self._trees is not None:
+            hidden = hidden | self._trees.off_path(self._keys)
         if window is not None:
-            hidden = hidden | (self._keys <= queries - window)
+            hidden = hidden | (self._keys_standing() <= self._standing[:, :, None] - window)
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
         return mask.repeat(1, fold, 1)[:, None]
+
+    def _keys_standing(self) -> torch.Tensor:
+        """int64 [L] or [rows, 1, L]: where keys stand."""
+        if self._trees is None:
+            return self._keys
+        return self._trees.standing(self._keys.expand(self._shape.rows, -1))[:, None]
 
     def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
         """int64 like positions [rows, m]: where each is kept."""

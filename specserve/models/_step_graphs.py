@@ -49,6 +49,8 @@ def graph_bytes(
     def worked_in(shape: StepShape) -> int:
         read = 2 * shape.rows * shape.keys * per_position  # gathered, and once more as the product wants them
         scores = 2 * shape.positions * heads * shape.keys * itemsize  # where they are made at all, and their mask
+        if shape.nodes:
+            scores += 3 * 8 * shape.positions * shape.keys  # words that tell paths, and which of them, and where
         return read + scores + 8 * shape.positions * width * itemsize + 2 * shape.logits * vocab_size * itemsize
 
     kept = max(4 * shape.logits * vocab_size + 16 * StaticInputs.size(shape, block_tokens) for shape in shapes)

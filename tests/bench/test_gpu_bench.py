@@ -16,6 +16,7 @@ from specserve.errors import ConfigError
 from specserve.models._float8 import Float8Product
 from specserve.models._int8_digits import Int8Digits
 from specserve.models._static_plan import StaticInputs
+from specserve.models._static_trees import StaticTrees
 from specserve.models.paged_transformers import PagedTransformers
 from specserve.verification import all_rules, judges_of
 
@@ -52,6 +53,7 @@ def test_everything_runs_without_ray(tmp_path) -> None:
     assert steps == {("copy", 0)} | {(case, count) for case in (*cases, *rounded) for count in (1, 3)}
     assert all(f"{each} model: logits from those written out" in names for each in ("int8", "fp8"))
     assert "greedy tokens of recorded steps as of eager ones" in names
+    assert "largest difference of logits, trees" in names
     assert all(f"steps of the {role} that were recorded" in names for role in ("target", "draft"))
     modes = {(row["mode"], row["requests"]): row for row in rows if "mode" in row}
     assert set(modes) == {(mode, count) for mode in ("plain", "serial", "ahead") for count in (1, 3)}
@@ -152,6 +154,24 @@ def test_a_target_that_cannot_run_rounded_is_a_fact(monkeypatch) -> None:
         ("steps of the target, recorded, fp8 weights: no such product", "NO")
     ]
     assert not steps
+
+
+def test_recorded_trees_that_go_wrong_are_found(monkeypatch) -> None:
+    """Paths that stay those of the trees before, and a model whose steps with trees cannot be recorded."""
+
+    def found() -> dict[str, str]:
+        made = gpu_checks._same_trees(
+            CPU, lambda where: gpu._Model.random(gpu.SHAPES["tiny"]["target"], torch.float32, where).backend
+        )
+        return {row["check"]: row["holds"] for row in made}
+
+    assert set(found().values()) == {"yes"}
+    monkeypatch.setattr(StaticTrees, "fill", lambda *_: None)
+    assert found() == {"largest difference of logits, trees": "NO", "steps with trees replayed": "yes"}
+    monkeypatch.undo()
+    compute = PagedTransformers._compute
+    monkeypatch.setattr(PagedTransformers, "_compute", lambda *parts: compute(*parts) * bool(parts[1].any()))
+    assert [(name[:31], holds) for name, holds in found().items()] == [("steps with trees are recorded: ", "NO")]
 
 
 def test_a_rule_without_its_law_is_found() -> None:

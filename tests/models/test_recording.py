@@ -109,3 +109,26 @@ def test_answers_are_those_of_eager_steps(tmp_path, outcomes) -> None:
                 assert backend.graphs.replayed > (backend.graphs.eager if outcomes == 0 else 0)
     assert answers["on"] == answers["off"]
     assert all(len(tokens) == 24 for tokens in answers["on"])
+
+
+@pytest.mark.parametrize("tree", [{"tree": (3, 2)}, {"tree": "dynamic", "tree_nodes": 7, "tree_width": 3}], ids=str)
+def test_answers_in_trees_are_those_of_eager_steps(tmp_path, tree) -> None:
+    """Of two models that differ, so that paths turn off; all but prompts and the rounds with them are replayed."""
+    answers = {}
+    requests = [
+        Request(RequestId(str(at)), tuple(range(3, 3 + length)), 24, Sampling(temperature=0.0), ignore_eos=True)
+        for at, length in enumerate((5, 33, 70, 1))
+    ]
+    source = {role: str(tiny_llama(tmp_path / role, seed=seed)) for role, seed in (("target", 1), ("draft", 2))}
+    for graphs in ("off", "on"):
+        model = {"device": "cpu", "kv_blocks": 200, "graphs": graphs}
+        pair = {"target": model | {"source": source["target"]}, "draft": {"model": model | {"source": source["draft"]}}}
+        made = parse(pair | {"engine": {"depth": 3, "max_requests": 4, "outcomes": 0, **tree}})
+        parts = load_parts(made)
+        with LocalEngine(made, parts=parts) as engine:
+            answers[graphs] = [done.tokens for done in engine.complete(requests)]
+        for backend in (parts.verifier._backend, parts.draft_worker._speculator._backend):
+            assert (backend.graphs is not None) == (graphs == "on")
+            if backend.graphs is not None:
+                assert backend.graphs.replayed > 4 * backend.graphs.eager
+    assert answers["on"] == answers["off"]

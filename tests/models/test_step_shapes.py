@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_causal import ragged, random_tokens
@@ -86,13 +88,62 @@ def test_the_context_is_the_smallest_that_reaches_far_enough() -> None:
     assert dispatched(batch(1, start=1024), TARGET) is None
 
 
-def test_trees_are_eager() -> None:
-    """Their nodes see their own paths only."""
-    tree = TokenTree(21, np.array([-1, -1, 0]))
+def with_tree(plain, tree: TokenTree, row: int = 0):
+    return replace(plain, trees={row: tree})
+
+
+def test_trees_are_eager_where_chains_are_drafted() -> None:
+    """Their nodes see their own paths only, and no step there can tell them."""
     plain = batch(4)
     assert dispatched(plain, TARGET) is not None
-    grown = type(plain)(plain.tokens, plain.positions, plain.offsets, plain.tables, plain.wanted, trees={0: tree})
-    assert dispatched(grown, TARGET) is None
+    assert dispatched(with_tree(plain, TokenTree(21, np.array([-1, -1, 0]))), TARGET) is None
+
+
+GROWN = EngineConfig(depth=DEPTH, max_requests=8, max_batch_tokens=128, outcomes=0, tree="dynamic", tree_nodes=7)
+
+
+def test_a_tree_takes_the_step_for_as_many_nodes() -> None:
+    """Of depth 3 and up to 7 nodes: steps of 4 and of 8 positions a row, with places for 3 and for 7 nodes. Chains
+    take them too, and a plain row beside a tree."""
+    shapes = planned("target", GROWN, 256)
+    assert {(shape.queries, shape.shown, shape.nodes) for shape in shapes} == {(1, 1, 0), (4, 4, 3), (8, 8, 7)}
+
+    def taken(plain, count: int) -> tuple[int, int] | None:
+        return kind(dispatched(with_tree(plain, TokenTree(21, np.full(count, -1)), len(plain.offsets) - 2), shapes))
+
+    assert [taken(batch(1 + count), count) for count in (1, 3, 4, 7, 8)] == [(1, 4), (1, 4), (1, 8), (1, 8), None]
+    assert taken(batch(1, 4, 4), 3) == (4, 4)
+    assert kind(dispatched(batch(4, 2), shapes)) == (2, 4)
+    assert kind(dispatched(batch(1, 1), shapes)) == (2, 1)
+
+
+def test_nodes_that_are_no_part_of_a_batch_do_not_count() -> None:
+    """A tree that is fed in parts is as large as what there is of it so far, earlier parts included."""
+    tree = TokenTree(20, np.full(9, -1))
+    assert [Extent.of(with_tree(batch(2, start=start), tree)).nodes for start in (20, 23, 27, 18, 10)] == [
+        2,
+        5,
+        9,
+        0,
+        0,
+    ]
+    assert Extent.of(batch(2)).nodes == 0
+
+
+def test_a_draft_reads_each_level_of_a_tree_at_once() -> None:
+    """Dynamic trees have levels of up to `tree_width` places, of static ones each level has its own number; the last
+    level is never read, and all that is read before may be on a path."""
+
+    def kinds(**engine) -> set[tuple[int, int, int]]:
+        made = planned("draft", EngineConfig(max_requests=2, outcomes=0, **engine), 256)
+        return {(shape.queries, shape.shown, shape.nodes) for shape in made}
+
+    chains = {(1, 1, 0), (2, 1, 0), (5, 1, 0)}
+    assert kinds(depth=4) == chains
+    assert kinds(depth=4, tree="dynamic", tree_nodes=30, tree_width=3) == chains | {(3, 3, 9)}
+    assert kinds(depth=4, tree=(3, 2)) == chains | {(3, 3, 15), (6, 6, 15)}
+    assert kinds(depth=1, tree=(3,)) == {(1, 1, 0), (2, 1, 0)}
+    assert kinds(depth=2, tree=(3, 2)) == {(1, 1, 0), (2, 1, 0), (3, 1, 0), (3, 3, 3)}
 
 
 def test_nothing_recorded_is_all_eager() -> None:
