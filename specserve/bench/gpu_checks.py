@@ -8,7 +8,7 @@ weighed by their probabilities.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,10 @@ import torch
 from specserve.bench.report import Row
 from specserve.config import EngineConfig
 from specserve.models import TokenTree
+from specserve.models._head_folder import HeadDescription
 from specserve.models._step_shapes import planned
 from specserve.models._stretches import Stretch, ragged
+from specserve.models.eagle import EagleHead, Network, llama_config
 from specserve.models.paged_transformers import PagedTransformers
 from specserve.sampling.noise import token_keys, token_words
 from specserve.verification import FixedNoise, Judge, all_rules, judges_of
@@ -29,6 +31,9 @@ BLOCK_TOKENS = 16
 _PROMPTS = (5, 33, 64, 1, 17)
 _STEPS = 24
 _NODES, _TREES = 12, 4
+_HEAD = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+_FED = (1, 1, 5, 1, 1, 3, 1, 1)
+"""Tokens of each row in a head's forwards behind the prompts: drafted ones, and catching up."""
 _ROWS, _DEPTH, _VOCAB = 512, 4, 64
 _GRID = 200
 _ENUMERATED = 6
@@ -36,6 +41,8 @@ _NOISE_IDS = 152_000
 
 Made = Callable[[torch.device], PagedTransformers]
 """Makes a float32 model with the same weights on any device."""
+
+AnyBackend = TypeVar("AnyBackend", PagedTransformers, EagleHead)
 
 
 def checks(device: torch.device, made: Made) -> Iterator[Row]:
@@ -45,6 +52,7 @@ def checks(device: torch.device, made: Made) -> Iterator[Row]:
     yield row("noise: integers that are not the documented ones", wrong, wrong == 0)
     yield from _same_recorded(device, made)
     yield from _same_trees(device, made)
+    yield from _same_head(device)
     for name, judge in judges_of(EngineConfig()).items():
         differing = _differing(judge, device)
         yield row(f"rule {name}: decisions as on the CPU", differing, differing == 0)
@@ -142,6 +150,50 @@ def _in_trees(backend: PagedTransformers) -> torch.Tensor:
     return torch.cat(shown)
 
 
+def _same_head(device: torch.device) -> Iterator[Row]:
+    """Logits and states of a random EAGLE head, recorded and eager, drafting and catching up."""
+    recorded, eager = random_head(device), _with_pages(random_head(device))
+    recorded.plan_steps(planned("draft", EngineConfig(depth=_DEPTH, max_requests=8, outcomes=0), 8 * BLOCK_TOKENS))
+    _with_pages(recorded)
+    try:
+        for _ in recorded.record_steps():
+            pass
+    except RuntimeError as error:
+        yield row(f"steps of a head are recorded: {error}", 0, False)
+        return
+    apart = float((_drafted(recorded) - _drafted(eager)).abs().max())
+    yield row("largest difference of logits and states, a head", apart, apart < 1e-3)
+    replayed = 0 if recorded.graphs is None else recorded.graphs.replayed
+    yield row("steps of a head replayed", replayed, replayed == len(_FED))
+
+
+def random_head(device: torch.device) -> EagleHead:
+    """A small EAGLE head in float32 with the same random weights on any device."""
+    described = HeadDescription(1, (), _HEAD["hidden_size"], 1, (), False, _HEAD | {"max_position_embeddings": 1024})
+    torch.manual_seed(0)
+    network = Network(llama_config(described), described, _HEAD["vocab_size"])
+    network.take(network.state_dict() | {"lm_head.weight": torch.randn(_HEAD["vocab_size"], _HEAD["hidden_size"]) / 8})
+    return EagleHead(network.eval().requires_grad_(False).to(device), described, None)
+
+
+def _drafted(head: EagleHead) -> torch.Tensor:
+    """Logits and states [m, V + width], on the CPU, behind made-up prompts and states; a drafted token reads the states
+    of the forward before."""
+    tables, chance, shown = _tables(_PROMPTS, _STEPS), np.random.default_rng(2), []
+    noise, origins = torch.Generator().manual_seed(2), np.ones(len(_PROMPTS), dtype=np.int64)
+    starts, states = [1] * len(_PROMPTS), torch.empty(0)
+    for counts in (_PROMPTS, *([count] * len(_PROMPTS) for count in _FED)):
+        feeds = [chance.integers(3, head.vocab_size, count) for count in counts]
+        rows = zip(starts, feeds, tables, strict=True)
+        if max(counts) > 1:
+            states = torch.randn(sum(counts), head.width, generator=noise).to(head.device)
+        batch = ragged([Stretch(start, feed, table, 1) for start, feed, table in rows])
+        logits, states = head.forward_from(batch, states, origins)
+        starts = [start + count for start, count in zip(starts, counts, strict=True)]
+        shown.append(torch.cat([logits, states], -1).cpu())
+    return torch.cat(shown)
+
+
 def _verified(backend: PagedTransformers, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [m, V], on the CPU, of greedy tokens [steps, rows] read again, some at once, behind the same prompts."""
     tables, shown = _tables(_PROMPTS, _STEPS), []
@@ -155,7 +207,7 @@ def _verified(backend: PagedTransformers, tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat(shown)
 
 
-def _with_pages(backend: PagedTransformers) -> PagedTransformers:
+def _with_pages(backend: AnyBackend) -> AnyBackend:
     """The same one, with KV for the prompts and steps of these checks."""
     backend.allocate(_tables(_PROMPTS, _STEPS).size, BLOCK_TOKENS)
     return backend

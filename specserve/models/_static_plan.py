@@ -19,6 +19,7 @@ import torch
 
 from specserve.models import RaggedBatch
 from specserve.models._row_groups import PackedRows, RowGroup, running
+from specserve.models._static_states import StaticStates
 from specserve.models._static_trees import StaticTrees
 from specserve.models._step_shapes import StepShape
 
@@ -30,7 +31,8 @@ class StaticInputs:
     """A recorded step's batch, as views of one flat int64 buffer, on the device or on the host.
 
     tokens [rows, queries]; starts [rows], each row's first position; lengths [rows], 0 for a padded row; tables
-    [rows, width]; wanted [rows · shown], indices into the flat padded tokens; trees, where the shape has any.
+    [rows, width]; wanted [rows · shown], indices into the flat padded tokens; trees and
+    states, where the shape has any.
     """
 
     tokens: torch.Tensor
@@ -39,6 +41,7 @@ class StaticInputs:
     tables: torch.Tensor
     wanted: torch.Tensor
     trees: StaticTrees | None
+    states: StaticStates | None
 
     @staticmethod
     def size(shape: StepShape, block_tokens: int) -> int:
@@ -49,14 +52,15 @@ class StaticInputs:
     def within(buffer: torch.Tensor, shape: StepShape, block_tokens: int) -> StaticInputs:
         """The views for this shape, from the beginning of a buffer that may be longer."""
         sizes = _sizes(shape, block_tokens)
-        tokens, starts, lengths, tables, wanted, *trees = torch.split(buffer[: sum(sizes)], sizes)
+        tokens, starts, lengths, tables, wanted, *others = torch.split(buffer[: sum(sizes)], sizes)
         return StaticInputs(
             tokens.view(shape.rows, -1),
             starts,
             lengths,
             tables.view(shape.rows, -1),
             wanted,
-            StaticTrees.of(shape, *trees),
+            StaticTrees.of(shape, *others[:3]),
+            StaticStates.of(shape, *others[3:]),
         )
 
     def fill(self, batch: RaggedBatch, null_block: int) -> Ints:
@@ -84,7 +88,15 @@ class StaticInputs:
 
 def _sizes(shape: StepShape, block_tokens: int) -> list[int]:
     table = shape.rows * shape.width(block_tokens)
-    return [shape.positions, shape.rows, shape.rows, table, shape.logits, *StaticTrees.sizes(shape)]
+    return [
+        shape.positions,
+        shape.rows,
+        shape.rows,
+        table,
+        shape.logits,
+        *StaticTrees.sizes(shape),
+        *StaticStates.sizes(shape),
+    ]
 
 
 class StaticPlan:
@@ -98,7 +110,7 @@ class StaticPlan:
     ) -> None:
         self._shape = shape
         self._tables = inputs.tables
-        self._trees = inputs.trees
+        self._trees, self._states = inputs.trees, inputs.states
         self._block_tokens = block_tokens
         self._dtype = dtype
         self._device = inputs.tokens.device
@@ -109,7 +121,10 @@ class StaticPlan:
         self._ends = ends
         self._queries = (ends[:, None] + behind).clamp(min=0)
         self._keys = torch.arange(shape.keys, device=self._device)
-        self._read = self._slots_of(torch.minimum(self._keys, (ends - 1).clamp(min=0)[:, None])).view(-1)
+        read = torch.minimum(self._keys, (ends - 1).clamp(min=0)[:, None])
+        if self._states is not None:
+            read = torch.maximum(read, self._states.origins[:, None])  # what is before one was never written
+        self._read = self._slots_of(read).view(-1)
         padded = -behind > inputs.lengths[:, None]
         self.new_slots = self._slots_of(self._queries).masked_fill_(padded, null_slot).view(-1)
         self._standing = self._queries if self._trees is None else self._trees.standing(self._queries)
@@ -127,7 +142,7 @@ class StaticPlan:
 
     def packed(self) -> PackedRows | None:
         """See `AttentionPlan`. A padded row has no keys."""
-        if self._trees is not None:
+        if self._trees is not None or self._states is not None:
             return None
         if self._packed is None:
             shape = self._shape
@@ -140,6 +155,8 @@ class StaticPlan:
         hidden = self._keys > self._queries[:, :, None]
         if self._trees is not None:
             hidden = hidden | self._trees.off_path(self._keys)
+        if self._states is not None:
+            hidden = hidden | self._states.hidden(self._keys)
         if window is not None:
             hidden = hidden | (self._keys_standing() <= self._standing[:, :, None] - window)
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))

@@ -21,8 +21,8 @@ from specserve.models._staging import Staging
 from specserve.models._static_plan import Ints, StaticInputs, StaticPlan
 from specserve.models._step_shapes import StepShape, by_cost, dispatched
 
-Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, KeyValueStore], torch.Tensor]
-"""From tokens [T], positions [T] and wanted indices [m] on the device, and the store: float32 logits [m, V]."""
+Compute = Callable[[StaticInputs, torch.Tensor, KeyValueStore], torch.Tensor]
+"""From inputs and positions [T] on the device, and the store: float32 logits [m, V] of the wanted places."""
 
 
 _PER_GRAPH = 4 << 20
@@ -53,9 +53,12 @@ def graph_bytes(
             scores += 3 * 8 * shape.positions * shape.keys  # words that tell paths, and which of them, and where
         return read + scores + 8 * shape.positions * width * itemsize + 2 * shape.logits * vocab_size * itemsize
 
-    kept = max(4 * shape.logits * vocab_size + 16 * StaticInputs.size(shape, block_tokens) for shape in shapes)
+    def kept_by(shape: StepShape) -> int:
+        states = (shape.positions + shape.logits) * width * itemsize if shape.head else 0
+        return states + 4 * shape.logits * vocab_size + 16 * StaticInputs.size(shape, block_tokens)
+
     spare = block_tokens * sum(layout.bytes_per_position for layout in layouts)
-    return kept + spare + max(map(worked_in, shapes)) + len(shapes) * _PER_GRAPH
+    return max(map(kept_by, shapes)) + spare + max(map(worked_in, shapes)) + len(shapes) * _PER_GRAPH
 
 
 class StepGraphs:
@@ -113,12 +116,23 @@ class StepGraphs:
 
     def run(self, batch: RaggedBatch) -> torch.Tensor | None:
         """Float32 logits [m, V] of the wanted tokens, to keep; None where no recorded step holds the batch."""
+        shape = self.holding(batch)
+        return None if shape is None else self.replay(shape, batch)
+
+    def holding(self, batch: RaggedBatch) -> StepShape | None:
+        """The step that is to compute a batch, or None, which is counted."""
         shape = dispatched(batch, self._recorded)
-        if shape is None:
-            self.eager += 1
-            return None
+        self.eager += shape is None
+        return shape
+
+    def replay(self, shape: StepShape, batch: RaggedBatch, origins: Ints | None = None) -> torch.Tensor:
+        """As `run`, by a step that holds the batch; a head's needs origins int64 [n]."""
         self._staging.free()
-        self._places = self._inputs(self._staging.host_words, shape).fill(batch, self._null_block)
+        inputs = self._inputs(self._staging.host_words, shape)
+        self._places = inputs.fill(batch, self._null_block)
+        if inputs.states is not None:
+            assert origins is not None, "whoever replays a head's step knows where its rows begin"
+            inputs.states.fill(self._places, origins)
         self._staging.send(StaticInputs.size(shape, self._pages.block_tokens))
         self._replays[shape]()
         self.replayed += 1
@@ -150,7 +164,7 @@ class StepGraphs:
         def step() -> None:
             plan = StaticPlan(shape, inputs, self._pages.block_tokens, null_slot, self._dtype)
             store = PagedStep(self._pages, plan, self._attention)
-            logits.copy_(self._compute(inputs.tokens.view(-1), plan.positions, inputs.wanted, store))
+            logits.copy_(self._compute(inputs, plan.positions, store))
             self._keep_states(shape)
 
         return step

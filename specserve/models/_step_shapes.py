@@ -34,7 +34,8 @@ class StepShape:
     """What one recorded step holds: rows of up to `queries` tokens that end at position `keys` at most.
 
     Each row has `shown` places for logits; a batch may use the places of all its rows as it likes. nodes: how many of a
-    row's last positions may be nodes of its tree, those of earlier forwards included; with 0 there are no trees.
+    row's last positions may be nodes of its tree, those of earlier forwards included; with 0 there are no trees. head:
+    it is one of a `DraftHead`, whose tokens come with states and whose rows begin at origins.
     """
 
     rows: int
@@ -42,6 +43,7 @@ class StepShape:
     keys: int
     shown: int
     nodes: int = 0
+    head: bool = False
 
     @property
     def positions(self) -> int:

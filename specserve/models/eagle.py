@@ -7,12 +7,13 @@ read both side by side, takes the states that enter several of the target's laye
 of its own, often for a part of the vocabulary.
 
 Pages and attention are those of `paged_transformers`. Positions are counted as everywhere, but rotated as the
-checkpoints were trained: the pair of token p and state p − 1 stands at p − 1.
+checkpoints were trained: the pair of token p and state p − 1 stands at p − 1. On a GPU the usual steps are recorded and
+replayed (`_head_graphs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,15 @@ from specserve.config import ModelConfig
 from specserve.errors import ConfigError
 from specserve.models import RaggedBatch, _attention, _head_folder, _linear, _rope, _rounded_layers, loading
 from specserve.models._head_folder import HeadDescription
+from specserve.models._head_graphs import HeadGraphs, of_head
 from specserve.models._native_decoder import Anatomy, NativeDecoder
-from specserve.models._paged_model import AttentionModel
 from specserve.models._pages import LayerLayout, PagedStep
+from specserve.models._recorded_model import RecordedModel
+from specserve.models._recorder import Recorder
 from specserve.models._reduced_head import ReducedHead
 from specserve.models._row_groups import RaggedPlan
+from specserve.models._step_graphs import StepGraphs, graph_bytes
+from specserve.models._step_shapes import StepShape
 
 
 def build(config: ModelConfig, folder: Path) -> EagleHead:
@@ -160,7 +165,7 @@ def _whole_head(weight: torch.Tensor) -> nn.Linear:
     return head
 
 
-class EagleHead(AttentionModel):
+class EagleHead(RecordedModel):
     """A `DraftHead` with KV pages of its own, and the parts of a `Backend` that loading it needs."""
 
     def __init__(self, network: Network, description: HeadDescription, context_length: int | None) -> None:
@@ -176,6 +181,7 @@ class EagleHead(AttentionModel):
         layout = LayerLayout(kv_heads, dim, dim, self._dtype, None)
         self._layouts = dict.fromkeys(range(description.layers), layout)
         self._native = NativeDecoder.of(network.anatomy(self._layouts))
+        self._graphs: HeadGraphs | None = None
 
     @property
     def width(self) -> int:
@@ -197,19 +203,73 @@ class EagleHead(AttentionModel):
         if self._native is not None:
             self._native.bind(self.pages)
 
+    def plan_steps(self, shapes: Sequence[StepShape]) -> None:
+        """See `RecordsSteps`."""
+        super().plan_steps(of_head(shapes))
+
+    def step_bytes(self, block_tokens: int) -> int:
+        """See `RecordsSteps`."""
+        if not self._planned:
+            return 0
+        config = self._network.rotary_emb.config
+        return graph_bytes(
+            self._planned,
+            self._layouts.values(),
+            block_tokens,
+            vocab_size=self._vocab_size,
+            heads=config.num_attention_heads,
+            width=max(2 * self._width, config.intermediate_size),
+            itemsize=self._dtype.itemsize,
+        )
+
+    def record_with(self, recorder: Recorder) -> Iterator[StepShape]:
+        """`record_steps` by a way of one's own."""
+        graphs = HeadGraphs(
+            self._compute,
+            self.pages,
+            self._planned,
+            recorder,
+            width=self._width,
+            vocab_size=self._vocab_size,
+            null_block=self._null_block(),
+            dtype=self._dtype,
+            device=self._device,
+        )
+        yield from graphs.steps.record()
+        self._graphs = graphs
+
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """The recorded steps, once there are any."""
+        return None if self._graphs is None else self._graphs.steps
+
     @torch.inference_mode()
     def forward_from(
         self, batch: RaggedBatch, hidden: torch.Tensor, origins: npt.NDArray[np.int64]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DraftHead`."""
+        hidden = hidden.to(self._device, self._dtype)
+        replayed = None if self._graphs is None else self._graphs.run(batch, hidden, origins)
+        if replayed is not None:
+            return replayed
         if self._native is not None:
-            return self._native.run_from(batch, hidden.to(self._device, self._dtype), origins)
+            return self._native.run_from(batch, hidden, origins)
         pages = self.pages
         plan = RaggedPlan(batch, pages.block_tokens, self._dtype, self._device, origins)
-        tokens = torch.from_numpy(batch.tokens).to(self._device)[None]
-        places = torch.from_numpy(batch.standing() - 1).to(self._device)[None]
-        hidden = hidden.to(self._device, self._dtype)[None]
-        states = self._network(tokens, hidden, places, PagedStep(pages, plan))[0]
-        states = states[torch.from_numpy(batch.wanted).to(self._device)]
+        tokens, standing, wanted = (
+            torch.from_numpy(each).to(self._device) for each in (batch.tokens, batch.standing(), batch.wanted)
+        )
+        return self._compute(tokens, standing, hidden, wanted, PagedStep(pages, plan))
+
+    def _compute(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        hidden: torch.Tensor,
+        wanted: torch.Tensor,
+        store: _attention.KeyValueStore,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `HeadCompute`: the network's own way, all on its device."""
+        states = self._network(tokens[None], hidden[None], positions[None] - 1, store)[0].index_select(0, wanted)
         logits: torch.Tensor = self._network.head(self._network.norm(states)).float()
         return logits, states

@@ -34,10 +34,11 @@ from specserve.models._flat_decoder import FlatDecoder
 from specserve.models._invariant_step import InvariantStep
 from specserve.models._native_decoder import Anatomy, NativeDecoder
 from specserve.models._observer import Observer
-from specserve.models._paged_model import AttentionModel
 from specserve.models._pages import Gathered, LayerLayout, LayoutProbe, PagedAttention, PagedStep, Pages
-from specserve.models._recorder import CudaRecorder, PlainRecorder, Recorder
+from specserve.models._recorded_model import RecordedModel
+from specserve.models._recorder import Recorder
 from specserve.models._row_groups import RaggedPlan
+from specserve.models._static_plan import StaticInputs
 from specserve.models._step_graphs import StepGraphs, graph_bytes
 from specserve.models._step_shapes import StepShape
 
@@ -52,7 +53,7 @@ def build(config: ModelConfig, folder: Path) -> PagedTransformers:
     return PagedTransformers(loading.load_model(folder, config), config.context_length)
 
 
-class PagedTransformers(AttentionModel):
+class PagedTransformers(RecordedModel):
     """A `Backend`. The model must be in eval mode; its attention, its rope factors and, for float32 on the CPU, its
     linear layers are replaced.
 
@@ -76,7 +77,6 @@ class PagedTransformers(AttentionModel):
         self._invariant = False
         self._observer: Observer | None = None
         self._attention: PagedAttention = Gathered()
-        self._planned: tuple[StepShape, ...] = ()
         self._graphs: StepGraphs | None = None
         self._was_replayed = False
 
@@ -93,16 +93,6 @@ class PagedTransformers(AttentionModel):
         if self._native is not None:
             self._native.bind(self.pages)
 
-    def plan_steps(self, shapes: Sequence[StepShape]) -> None:
-        """See `RecordsSteps`."""
-        self._planned = tuple(shapes)
-        self._spare_blocks = 1 if shapes else 0
-
-    @property
-    def planned_steps(self) -> int:
-        """See `RecordsSteps`."""
-        return len(self._planned)
-
     def step_bytes(self, block_tokens: int) -> int:
         """See `RecordsSteps`."""
         if not self._planned:
@@ -118,23 +108,17 @@ class PagedTransformers(AttentionModel):
             itemsize=self._dtype.itemsize,
         )
 
-    def record_steps(self) -> Iterator[StepShape]:
-        """See `RecordsSteps`."""
-        yield from self.record_with(CudaRecorder(self._device) if self._device.type == "cuda" else PlainRecorder())
-
     def record_with(self, recorder: Recorder) -> Iterator[StepShape]:
         """`record_steps` by a way of one's own."""
-        pages = self.pages
-        spare = next(iter(pages.keys.values())).shape[0] // pages.block_tokens - 1
         graphs = StepGraphs(
-            self._compute,
-            pages,
+            self._compute_recorded,
+            self.pages,
             self._planned,
             recorder,
             vocab_size=self._vocab_size,
             attention=self._attention,
             states=None if self._observer is None else self._observer.states,
-            null_block=spare,
+            null_block=self._null_block(),
             dtype=self._dtype,
             device=self._device,
         )
@@ -223,6 +207,11 @@ class PagedTransformers(AttentionModel):
         )
         logits: torch.Tensor = output.logits[0].float()
         return logits
+
+    def _compute_recorded(
+        self, inputs: StaticInputs, positions: torch.Tensor, store: _attention.KeyValueStore
+    ) -> torch.Tensor:
+        return self._compute(inputs.tokens.view(-1), positions, inputs.wanted, store)
 
     @torch.inference_mode()
     def _discover(self) -> tuple[dict[int, LayerLayout], dict[int, int], int]:

@@ -16,7 +16,9 @@ from specserve.errors import ConfigError
 from specserve.models._float8 import Float8Product
 from specserve.models._int8_digits import Int8Digits
 from specserve.models._static_plan import StaticInputs
+from specserve.models._static_states import StaticStates
 from specserve.models._static_trees import StaticTrees
+from specserve.models.eagle import EagleHead
 from specserve.models.paged_transformers import PagedTransformers
 from specserve.verification import all_rules, judges_of
 
@@ -54,6 +56,7 @@ def test_everything_runs_without_ray(tmp_path) -> None:
     assert all(f"{each} model: logits from those written out" in names for each in ("int8", "fp8"))
     assert "greedy tokens of recorded steps as of eager ones" in names
     assert "largest difference of logits, trees" in names
+    assert "largest difference of logits and states, a head" in names
     assert all(f"steps of the {role} that were recorded" in names for role in ("target", "draft"))
     modes = {(row["mode"], row["requests"]): row for row in rows if "mode" in row}
     assert set(modes) == {(mode, count) for mode in ("plain", "serial", "ahead") for count in (1, 3)}
@@ -172,6 +175,35 @@ def test_recorded_trees_that_go_wrong_are_found(monkeypatch) -> None:
     compute = PagedTransformers._compute
     monkeypatch.setattr(PagedTransformers, "_compute", lambda *parts: compute(*parts) * bool(parts[1].any()))
     assert [(name[:31], holds) for name, holds in found().items()] == [("steps with trees are recorded: ", "NO")]
+
+
+def test_recorded_heads_that_go_wrong_are_found(monkeypatch) -> None:
+    """States that go to other tokens, origins that stay, and a head that cannot be recorded."""
+
+    def found() -> dict[str, str]:
+        return {row["check"]: row["holds"] for row in gpu_checks._same_head(CPU)}
+
+    assert set(found().values()) == {"yes"}
+    fill = StaticStates.fill
+
+    def turned_round(self, flat, origins):
+        fill(self, flat[::-1], origins)
+
+    def without_origins(self, flat, origins):
+        fill(self, flat, 0 * origins)
+
+    for wrong in (turned_round, without_origins):
+        monkeypatch.setattr(StaticStates, "fill", wrong)
+        assert found() == {"largest difference of logits and states, a head": "NO", "steps of a head replayed": "yes"}
+    monkeypatch.undo()
+    compute = EagleHead._compute
+
+    def looking(self, tokens, *others):
+        logits, states = compute(self, tokens, *others)
+        return logits * bool(tokens.any()), states
+
+    monkeypatch.setattr(EagleHead, "_compute", looking)
+    assert [(name[:29], holds) for name, holds in found().items()] == [("steps of a head are recorded:", "NO")]
 
 
 def test_a_rule_without_its_law_is_found() -> None:
