@@ -6,7 +6,7 @@ before any token that it is fed, whoever computed it: an earlier chunk, a siblin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,6 +14,8 @@ import torch
 
 from specserve.models import RaggedBatch
 from specserve.models._row_groups import RaggedPlan
+from specserve.models._step_graphs import StepGraphs
+from specserve.models._step_shapes import StepShape
 from specserve.models._stretches import Array
 from specserve.models._wrapped import Wrapped
 from specserve.models.paged_transformers import PagedTransformers
@@ -87,7 +89,10 @@ class StatePages:
 
 
 class TargetWithHeads(Wrapped[PagedTransformers]):
-    """A `Backend`: the target, whose every forward leaves its last states where the heads find them."""
+    """A `Backend`: the target, whose every forward leaves its last states where the heads find them.
+
+    It records the target's steps; its heads' own are launched one by one.
+    """
 
     def __init__(self, target: PagedTransformers, heads: SerialHeads) -> None:
         target.observe(())
@@ -109,6 +114,28 @@ class TargetWithHeads(Wrapped[PagedTransformers]):
         self._block_tokens = block_tokens
         self._backend.allocate(blocks, block_tokens)
         self.heads.allocate(self._backend, blocks, block_tokens)
+
+    def plan_steps(self, shapes: Sequence[StepShape]) -> None:
+        """See `RecordsSteps`."""
+        self._backend.plan_steps(shapes)
+
+    @property
+    def planned_steps(self) -> int:
+        """See `RecordsSteps`."""
+        return self._backend.planned_steps
+
+    def step_bytes(self, block_tokens: int) -> int:
+        """See `RecordsSteps`."""
+        return self._backend.step_bytes(block_tokens)
+
+    def record_steps(self) -> Iterator[StepShape]:
+        """See `RecordsSteps`."""
+        yield from self._backend.record_steps()
+
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """The target's recorded steps, once there are any."""
+        return self._backend.graphs
 
     def copy_blocks(self, sources: Sequence[int], copies: Sequence[int]) -> None:
         """Copy whole blocks, the heads' part too."""

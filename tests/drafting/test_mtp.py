@@ -128,6 +128,17 @@ def test_drafts_are_those_of_a_plain_implementation(made) -> None:
     answers, recorder = run(settings(folder), requests)
     assert compare(reference, requests, answers, recorder) > 200
     assert sum(answer.stats.kept_tokens for answer in answers) > 10
+
+
+def test_recorded_steps_of_the_target_leave_their_states_where_heads_find_them(made) -> None:
+    """The same where the target's steps are replayed, most of them; its spare block is none of the heads'."""
+    folder, reference = made
+    requests = asked(random_prompts(7, [3, 14, 25, 9, 1, 30]))
+    answers, recorder = run(settings(folder, target={"graphs": "on"}), requests)
+    assert compare(reference, requests, answers, recorder) > 40
+    target = recorder.worker._backend
+    assert target.graphs.replayed > 2 * target.graphs.eager > 0
+    assert target._backend.pages.keys[0].shape[0] == (512 + 1) * BLOCK
     assert {len(chain) for _, _, chain in recorder.chains()} >= {1, DEPTH}
     assert not any(len(message.shown) or len(verdict.hidden.rows) for message, verdict in recorder.rounds)
 
