@@ -362,18 +362,19 @@ class AheadPlan:
     def find(self, outcomes: Iterable[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], list[Guess]]:
         """What these outcomes (a trunk, tokens kept, the next token) make true, and what became of the guesses there.
 
-        A guess that was not told in time was not wrong: it says nothing about how good guesses are. Returns (trunk,
-        branch) for each outcome that was foreseen.
+        A guess that was not told in time was not wrong: it says nothing about how good guesses are. One that repeats
+        another adds nothing to it, so it is never right. Returns (trunk, branch) for each outcome that was foreseen.
         """
         guessed, known = self._tokens[:, 0].tolist(), self._lookup
         true, guesses = [], []
         for trunk, kept, token in outcomes:
-            whole = kept == len(self.trunks[trunk].chain.tokens)
+            whole, foreseen = kept == len(self.trunks[trunk].chain.tokens), False
             for branch in range(self._first_branches[trunk], self._first_branches[trunk + 1]):
                 if known.kept[branch] == kept and guessed[branch] != _NONE:
-                    right = guessed[branch] == token
+                    right = not foreseen and guessed[branch] == token
                     guesses.append(guess(whole, known.ranks[branch], right))
                     if right:
+                        foreseen = True
                         true.append((trunk, branch))
         return true, guesses
 

@@ -176,6 +176,27 @@ def test_an_outcome_that_nobody_foresaw_changes_nothing():
     assert case.plan.find([(2, 0, 49)])[1] == [Guess(True, rank, False) for rank in range(3)]
 
 
+@pytest.mark.usefixtures("either_way")
+def test_a_guess_that_is_told_twice_comes_true_once():
+    """A worker whose guesses at one place are all the same token: the likeliest is right, and the pools add up."""
+    case = Case()
+    case.plan.take(case.push(0, tokens=np.where(case.push(0).places < 0, 20, case.push(0).tokens)), VOCAB)
+    for step in range(1, len(case.events)):
+        case.plan.take(case.push(step), VOCAB)
+    places = [(owner, int(case.message.parents[first])) for owner, first in ((0, 0), (1, 9), (2, 18))]
+    true, guesses = case.plan.find([(owner, kept, 20) for owner, kept in places])
+    case.plan.adopt(true)
+
+    assert [owner for owner, _ in true] == [0, 1, 2]
+    assert [case.rank(branch) for _, branch in true] == [0, 0, 0]
+    assert len(guesses) > sum(guess.right for guess in guesses) == 3
+    case.plan.release()
+    case.slots.check()
+    case.blocks.check()
+    assert case.slots.held_count == sum(len(each.state.chain.held) for each in case.trunks)
+    assert case.blocks.held_count == sum(len(each.state.draft_table) for each in case.trunks)
+
+
 def test_who_left_or_moved_on_has_no_trunk():
     """A request that ended, was preempted, or stands at another length takes nothing over."""
     case = Case()
