@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 class Guarded:
-    """Costs the row at which its speculator raised, or guessed what is no token, its guesses, and nobody anything."""
+    """Costs the row at which its speculator raised, or guessed what is no token, its guesses, and nobody anything.
+
+    Tokens are copied for it: what it does to a list that it was given, or keeps, must not change a request's text.
+    """
 
     def __init__(self, guesser: Guesser | RequestGuesser, vocab_size: int) -> None:
         self._guesser = guesser
@@ -25,14 +28,14 @@ class Guarded:
         self._vocab_size = vocab_size
         self._failed: set[int] = set()
 
-    def open(self, row: int, *about: Any) -> None:
-        """See `Guesser` and `RequestGuesser`."""
+    def open(self, row: int, tokens: Sequence[int], *about: Any) -> None:
+        """See `Guesser` and `RequestGuesser`. `about` is the prompt's length and the request's prediction, a tuple."""
         self._failed.discard(row)
-        self._tried(row, None, lambda: self._open(row, *about))
+        self._tried(row, None, lambda: self._open(row, list(tokens), *about))
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """See `Guesser`."""
-        self._tried(row, None, lambda: self._guesser.extend(row, tokens))
+        self._tried(row, None, lambda: self._guesser.extend(row, list(tokens)))
 
     def guess(self, row: int, depth: int) -> list[int]:
         """See `Guesser`."""

@@ -71,6 +71,45 @@ def test_a_row_is_tried_again_when_it_is_opened_again():
     assert guarded.guess(1, 2) == [1, 1]
 
 
+class Keeping:
+    """A speculator that takes the tokens that it is given for its own, and empties them or adds to them."""
+
+    def __init__(self, emptying: bool) -> None:
+        self.emptying = emptying
+        self.rows: dict[int, list[int]] = {}
+
+    def open(self, row, tokens, prompt_length=0, prediction=()):
+        self.rows[row] = tokens
+        if self.emptying:
+            tokens.clear()
+
+    def extend(self, row, tokens):
+        self.rows[row] += tokens
+        tokens.append(1)
+
+    def guess(self, row, depth):
+        return (self.rows[row] * depth)[-depth:]
+
+    def close(self, row):
+        self.rows.pop(row)
+
+
+@pytest.mark.parametrize("emptying", [False, True])
+@pytest.mark.parametrize("own", [False, True], ids=["the deployment's", "a request's"])
+def test_a_speculator_that_keeps_what_it_is_given_changes_no_text(own, emptying):
+    """Whether it is everybody's or a request's own: its lists are its own, and the answers are the target's."""
+    keeping = Keeping(emptying)
+    guessers = {"guessers": {"keeping": keeping}} if own else {"guesser": keeping}
+    here = Pipeline(draft=False, depth=2, end=1000, **guessers)
+    for name, prompt in PROMPTS.items():
+        here.submit(name, prompt, TOKENS, source="keeping" if own else None)
+    here.settle()
+    for name, prompt in PROMPTS.items():
+        assert here.tokens(name) == reference(prompt, TOKENS)
+    assert here.last("a").stats.drafted_tokens > 0
+    assert here.idle()
+
+
 def broken(engine, method, when=lambda *_: True):
     """The engine's method raises from now on, where the condition holds."""
     working = getattr(engine, method)
