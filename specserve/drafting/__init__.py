@@ -198,8 +198,8 @@ class Speculator(Protocol):
         """Feed each job and draft its tokens, which are returned in the jobs' order.
 
         A chain ends early where the model's logits are not finite. A drafted token is drawn, or won a race, from the
-        dist that the workspace holds at its slot afterwards; where no job draws (all temperatures 0), the workspace may
-        be left as it is. All but a job's last leased token are fed.
+        dist that the workspace holds at its slot afterwards; where no job that drafts draws (all their temperatures 0),
+        the workspace may be left as it is. All but a job's last leased token are fed.
         """
         ...
 

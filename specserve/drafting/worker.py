@@ -73,6 +73,11 @@ class _Part:
     first: int
     steps: int
 
+    @property
+    def drafting(self) -> list[Trunk]:
+        """The trunks that have branches."""
+        return [self.trunks[index] for index in dict.fromkeys(branch.trunk for branch in self.branches)]
+
     def note(self, grown: Grown) -> None:
         """What the slots of its share of a step hold is of this plan from now on."""
         made: dict[int, list[int]] = {}
@@ -296,7 +301,7 @@ class DraftWorker:
             slots=_flat(slots),
             fed=_flat(fed).astype(bool),
             sampled=np.ones(sum(map(len, slots)), dtype=bool),
-            dists=self._dists(jobs, _flat([list(dict.fromkeys(each)) for each in slots])),
+            dists=self._dists([job for job in jobs if job.depth], _flat([list(dict.fromkeys(each)) for each in slots])),
             busy_s=0.0,
             sureness=self._sureness(slots, drafted),
         )
@@ -387,7 +392,7 @@ class DraftWorker:
 
     def _told(self, part: _Part, grown: Grown) -> tuple[Array, Array, Array, Dists]:
         slots = (part.branches[branch].slots[place] for branch, place, _ in grown.tokens)
-        return *_events(grown), self._dists(part.trunks, slots)
+        return *_events(grown), self._dists(part.drafting, slots)
 
     def _trunks(self, profiles: Profiles, message: PlanAhead) -> list[Trunk] | Failed:
         """The trunks of a plan, or the rows that cannot be served. Raises ProtocolError as `_jobs`."""
@@ -485,7 +490,10 @@ class DraftWorker:
         ]
 
     def _dists(self, rows: Sequence[Job | Trunk], slots: Iterable[int]) -> Dists:
-        """Every node's dist, or none at all when no node was drawn."""
+        """The dists at these slots, or none at all when none of these rows, all of which draft, draws its tokens.
+
+        Rows that are fed only do not count: beside them speculators may leave the slots as they are.
+        """
         drawn = any(row.profile.temperature > 0 and not row.shared_noise for row in rows)
         wanted = np.array(list(slots) if drawn else (), dtype=np.int64)
         return self._workspace.ship(wanted) if len(wanted) else Dists.none()

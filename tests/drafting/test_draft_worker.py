@@ -198,6 +198,30 @@ def test_a_plan_ahead_ends_where_a_step_is_refused(refused: int) -> None:
     assert short[-1].steps == (refused + 1, 0, 1)
 
 
+def beside_a_trunk_without_branches(number: int) -> PlanAhead:
+    """`ahead`, behind a trunk that is fed only: its row is 2."""
+    fed = {"epochs": 0, "bases": 2, "text_starts": 0, "text_lengths": 2, "starts": 0, "chain_lengths": 0}
+    fed |= {"table_lengths": 1, "tables": 8, "branch_counts": 0, "texts": [3, 4], "next_slots": -1, "next_plans": 0}
+    message = ahead(number)
+    both = {name: np.append(values, getattr(message, name)) for name, values in fed.items()}
+    columns = {name: both[name].astype(getattr(message, name).dtype) for name in both}
+    return replace(message, rows=np.array([2, 1]), **columns)
+
+
+@pytest.mark.parametrize("rules", [("rejection", "exact"), ("exact", "rejection")])
+def test_a_trunk_that_is_fed_only_decides_nothing_of_the_dists(rules: tuple[str, str]) -> None:
+    """They are shipped where a trunk with branches draws, and only there: nobody else's slots need to be written."""
+    worker = worker_on(table(), ranks=4)
+    for row, rule in zip((2, 1), rules, strict=True):
+        worker.handle(opened(row, rule=rule, tokens=(1, 2)))
+    pushes = list(worker.handle(beside_a_trunk_without_branches(1)))
+    drafted = sum(int((push.places >= 0).sum()) for push in pushes)
+    shipped = [row for push in pushes for row in push.dists.rows]
+    assert drafted == 3
+    assert len(shipped) == (drafted if rules[1] == "rejection" else 0)
+    assert all(row.any() for row in shipped)
+
+
 @pytest.mark.parametrize("rule", ["rejection", "coupled", "exact"])
 def test_a_plan_ahead_of_which_nothing_can_grow_feeds_its_rows(rule: str) -> None:
     """Only one token is allowed, so that nothing else is likely: all steps are told, without tokens, and none fails."""

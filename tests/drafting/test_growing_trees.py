@@ -94,6 +94,15 @@ def test_dists_are_shipped_of_levels_that_only_others_have_drawn_beside() -> Non
     assert push.dists.rows.any(axis=1).all()
 
 
+@pytest.mark.parametrize("rules", [("exact", "rejection"), ("rejection", "exact"), ("exact", "coupled")])
+def test_a_row_that_is_fed_only_decides_nothing_of_the_dists(rules) -> None:
+    """A prompt's end beside a tree: dists are shipped where the tree is drawn, with mass, and nowhere else."""
+    push = grown(STATIC, [part(0, 10), part(1, 0)], [3, 0], temperature=1.0, rules=rules)
+    assert push.chain_lengths.tolist() == [15, 0]
+    assert len(push.dists.rows) == (10 if rules[0] == "rejection" else 0)
+    assert push.dists.rows.any(axis=1).all()
+
+
 @pytest.mark.parametrize("shape", [STATIC, TreeShape(None, 3, 6)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_push_says_how_sure_the_draft_is_of_each_node(shape, temperature) -> None:
