@@ -91,7 +91,8 @@ class RoundCosts:
     plain: while nothing is drafted; bare: no drafts to check, though drafting goes on; both by rows. checked: with
     drafts, by positions. Taken off them and kept apart is what a round waits for its drafts: by step, by the tokens
     that a step makes, at least one for each row, and by levels, as the first step also reads what the draft lacks. A
-    cost is seconds at the pace that was there when the first round came.
+    cost is seconds at the pace that was there when the first round came. What took no finite number of seconds says
+    nothing: believed once, it would leave nothing that is a number.
     """
 
     def __init__(self) -> None:
@@ -141,6 +142,8 @@ class RoundCosts:
 
     def observe(self, kind: Kind, size: int, seconds: float) -> None:
         """A round of this kind and size, at least 1, took this long, without its drafts."""
+        if not math.isfinite(seconds):
+            return
         key = bin_of(size)
         if key in kind.seen:
             self._learn(kind, size, seconds)
@@ -148,6 +151,8 @@ class RoundCosts:
 
     def observe_draft(self, levels: int, tokens: int, seconds: float) -> None:
         """A round waited so long for drafts of so many levels, of `tokens` each."""
+        if not math.isfinite(seconds):
+            return
         kind = self._draft_steps.get(levels)
         if kind is None:
             nearest = sorted(self._draft_steps, key=lambda each: abs(each - levels))

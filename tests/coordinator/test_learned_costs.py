@@ -130,6 +130,26 @@ def test_first_times_are_hardly_believed():
     assert costs.seconds(4, np.array([0.0, 4.0]))[1] == pytest.approx(0.011, rel=0.06)
 
 
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf])
+def test_what_took_no_time_that_there_is_says_nothing(seconds):
+    """Of a size that is known, of one that is not, and of drafts: costs are what they are without it."""
+    costs, other = RoundCosts(), RoundCosts()
+    for learning in (costs, other):
+        for _ in range(6):
+            learning.observe(learning.plain, 4, 0.010)
+            if learning is costs:
+                learning.observe(learning.plain, 4, seconds)
+                learning.observe(learning.checked, 8, seconds)
+                learning.observe_draft(3, 4, seconds)
+            learning.observe(learning.checked, 12, 0.013)
+    sizes = np.arange(9.0)
+    assert costs.seconds(4, sizes).tolist() == other.seconds(4, sizes).tolist()
+    assert costs.pace == other.pace
+    assert costs.drafting(3, 4) is None
+    costs.observe_draft(3, 4, 0.006)
+    assert costs.drafting(3, 4) == pytest.approx(0.006, rel=0.1)
+
+
 def chains(rows, offered, kept):
     return [Checked(*each, each[1]) for each in zip(rows, offered, kept, strict=True)]
 

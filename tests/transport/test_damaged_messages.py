@@ -77,7 +77,7 @@ def assert_typed(record: object) -> None:
             dtype, dimensions = m._FORMS.get((kind, name), ("int32", 1))
             assert isinstance(value, np.ndarray)
             assert (value.dtype.name, value.ndim) == (dtype, dimensions)
-        elif isinstance(value, m.Dists | m.Scores):
+        elif isinstance(value, m.Dists | m.Scores | m.Hidden | m.Drafted):
             assert_typed(value)
         elif hint is float:
             assert 0 <= value < float("inf")
