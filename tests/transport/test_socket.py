@@ -123,7 +123,7 @@ def every_message() -> list[m.Message]:
         ),
         m.PushAhead(3, 0, True, two, ints(-1, 0), ints(7, 8), dists(1, 1000), 0.25),
         m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, dists(2, 1000), two, two),
-        m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, m.Dists.none(), two, two, flags),
+        m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, m.Dists.none(), two, two, two),
         m.Verify(2, rows, two, two, two, ints(1, 2, 3), flags, two, two, two, m.Dists.none(), two, two, parents=two),
         m.Push(3, rows, two, two, two, two, two, two, two, flags, flags, m.Dists.none(), 0.25),
         m.Push(
