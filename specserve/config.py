@@ -79,8 +79,8 @@ class ModelConfig(Section):
         description="int8 rounds the weights of matrix products to a byte each, with a scale for each output: another, "
         "nearby model, whose step reads as many bytes (on a CPU with float32 and a C compiler, on a GPU with bfloat16 "
         "or float16; else no faster); fp8 rounds them to float8, and what they are multiplied with too, token by token "
-        "(a GPU of compute capability 8.9 with bfloat16; else no faster); auto is int8 for drafts on a CPU where it is "
-        "faster, and never for a target",
+        "(a GPU of compute capability 8.9 or higher with bfloat16; else no faster), which is far coarser; auto is "
+        "int8 for drafts on a CPU where it is faster, and never for a target",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, …")
     threads: int = Field(0, ge=0, description="CPU threads of the worker; 0 lets placement decide")

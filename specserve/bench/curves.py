@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ import torch
 from specserve.bench.report import Row
 from specserve.config import Config
 from specserve.errors import ConfigError
-from specserve.models import Backend, RaggedBatch, loading
+from specserve.models import Backend, RaggedBatch, _memory_plan, loading
 from specserve.models._stretches import Stretch, ragged
 from specserve.models._worker import load_backend
 
@@ -89,7 +88,7 @@ class Work:
 
     weights_bytes: int
     kv_bytes: float
-    weight_bytes_each: int
+    weight_bytes_each: float
 
     def least_s(self, case: Case, machine: Machine) -> float:
         """Seconds that no step can be faster than."""
@@ -121,13 +120,13 @@ def _loaded(config: Config, cases: Sequence[Case]) -> tuple[Backend, Work]:
     if backend.device.type != "cpu":
         raise ConfigError(f"bench curves measures CPUs; this target is on {backend.device}")
     item = getattr(torch, config.target.dtype).itemsize
-    read = info.weights_bytes - _unread(described, item)
-    return backend, Work(read, backend.bytes_per_block(each) / each, item)
-
-
-def _unread(described: Any, item: int) -> int:
-    """Bytes of an embedding that no head shares: a step looks up a few of its rows."""
-    return 0 if described.tie_word_embeddings else int(described.vocab_size) * int(described.hidden_size) * item
+    embedding = int(described.vocab_size) * int(described.hidden_size)
+    # Of an embedding that no head shares a step looks up a few rows; a rounded head shares none.
+    multiplied = _memory_plan.weight_bytes(folder, config.target) // item
+    multiplied -= 0 if described.tie_word_embeddings else embedding
+    shared = described.tie_word_embeddings and info.quantization == "none"
+    read = info.weights_bytes - (0 if shared else embedding * item)
+    return backend, Work(read, backend.bytes_per_block(each) / each, read / multiplied)
 
 
 def _timed(

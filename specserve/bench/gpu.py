@@ -94,6 +94,10 @@ def measure(options: Options, progress: Progress) -> Report:
     """Check, then measure. Raises ConfigError."""
     options.check()
     device = loading.device_of(parse({"target": {"device": options.device}}).target)
+    if device.type == "cpu" and options.device == "auto" and options.shape != "tiny":
+        raise ConfigError(
+            f"no GPU is here, and steps in the shape {options.shape} take a CPU hours; use --shape tiny or --device cpu"
+        )
     progress(f"checks on {device}")
     facts = list(checks(device, lambda where: _Model.random(SHAPES["tiny"]["target"], torch.float32, where).backend))
     facts += gpu_rounding.checks(device, tiny_rounded)

@@ -81,7 +81,7 @@ def load_backend(
         block_tokens=engine.block_tokens,
         context_length=backend.context_length,
         vocab_size=check_vocabulary(folder, folder, backend.vocab_size, backend.vocab_size),
-        weights_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
+        weights_bytes=weights * config.tensor_parallel,
         load_s=perf_counter() - began,
         memory=memory,
         quantization=config.quantization,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from specserve.errors import ProtocolError
 from specserve.models import ShowsHidden
@@ -32,7 +31,7 @@ def shown(message: Verify, rows: Sequence[Row], last: Array, target: ShowsHidden
             places += [*range(drafted - row.shown, drafted), *[drafted + each for each in row.path(end)]]
         at = drafted + len(row.chain)
     states = target.observed()
-    if at > len(states):
+    if at != len(states):
         # A forward computed in parts shows its last one: the draft guesses worse behind zeros, and that is all.
-        states = torch.nn.functional.pad(states, (0, 0, at - len(states), 0))
+        return encode_hidden(states.new_zeros(len(places), states.shape[1]))
     return encode_hidden(states.index_select(0, host.send(np.array(places), states.device)))
