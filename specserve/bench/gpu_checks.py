@@ -7,7 +7,7 @@ weighed by their probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from specserve.bench.report import Row
 from specserve.config import EngineConfig
 from specserve.models import TokenTree
 from specserve.models._head_folder import HeadDescription
-from specserve.models._step_shapes import planned
+from specserve.models._step_shapes import StepShape, planned
 from specserve.models._stretches import Stretch, ragged
 from specserve.models.eagle import EagleHead, Network, llama_config
 from specserve.models.paged_transformers import PagedTransformers
@@ -93,13 +93,9 @@ def _same_recorded(device: torch.device, made: Made) -> Iterator[Row]:
     """Greedy tokens of recorded and of eager steps, one at a time, and then all read again as verifications."""
     recorded, eager = made(device), _with_pages(made(device))
     engine = EngineConfig(depth=_DEPTH, max_requests=8)  # so that batches are padded
-    recorded.plan_steps(planned("target", engine, 4 * BLOCK_TOKENS * -(-(max(_PROMPTS) + _STEPS) // BLOCK_TOKENS)))
-    _with_pages(recorded)
-    try:
-        for _ in recorded.record_steps():
-            pass
-    except RuntimeError as error:
-        yield row(f"steps are recorded: {error}", 0, False)
+    context = 4 * BLOCK_TOKENS * -(-(max(_PROMPTS) + _STEPS) // BLOCK_TOKENS)
+    if wrong := _recorded(recorded, planned("target", engine, context)):
+        yield row(f"steps are recorded: {wrong}", 0, False)
         return
     answers = [greedy(backend, _PROMPTS, _STEPS) for backend in (recorded, eager)]
     tokens = answers[1][0]
@@ -110,7 +106,7 @@ def _same_recorded(device: torch.device, made: Made) -> Iterator[Row]:
     verified = [_verified(backend, tokens) for backend in (recorded, eager)]
     apart = float((verified[0] - verified[1]).abs().max())
     yield row("largest difference of logits, verifying", apart, apart < 1e-3)
-    replayed = 0 if recorded.graphs is None else recorded.graphs.replayed
+    replayed = _replays(recorded)
     expected = _STEPS - 1 + _STEPS // (_DEPTH + 1)
     yield row("steps replayed", replayed, replayed == expected)
 
@@ -119,17 +115,12 @@ def _same_trees(device: torch.device, made: Made) -> Iterator[Row]:
     """Logits of recorded and of eager verifications of trees, each time others, with a chain beside."""
     recorded, eager = made(device), _with_pages(made(device))
     engine = EngineConfig(depth=_DEPTH, max_requests=8, outcomes=0, tree="dynamic", tree_nodes=_NODES)
-    recorded.plan_steps(planned("target", engine, 8 * BLOCK_TOKENS))
-    _with_pages(recorded)
-    try:
-        for _ in recorded.record_steps():
-            pass
-    except RuntimeError as error:
-        yield row(f"steps with trees are recorded: {error}", 0, False)
+    if wrong := _recorded(recorded, planned("target", engine, 8 * BLOCK_TOKENS)):
+        yield row(f"steps with trees are recorded: {wrong}", 0, False)
         return
     apart = float((_in_trees(recorded) - _in_trees(eager)).abs().max())
     yield row("largest difference of logits, trees", apart, apart < 1e-3)
-    replayed = 0 if recorded.graphs is None else recorded.graphs.replayed
+    replayed = _replays(recorded)
     yield row("steps with trees replayed", replayed, replayed == _TREES)
 
 
@@ -153,17 +144,13 @@ def _in_trees(backend: PagedTransformers) -> torch.Tensor:
 def _same_head(device: torch.device) -> Iterator[Row]:
     """Logits and states of a random EAGLE head, recorded and eager, drafting and catching up."""
     recorded, eager = random_head(device), _with_pages(random_head(device))
-    recorded.plan_steps(planned("draft", EngineConfig(depth=_DEPTH, max_requests=8, outcomes=0), 8 * BLOCK_TOKENS))
-    _with_pages(recorded)
-    try:
-        for _ in recorded.record_steps():
-            pass
-    except RuntimeError as error:
-        yield row(f"steps of a head are recorded: {error}", 0, False)
+    engine = EngineConfig(depth=_DEPTH, max_requests=8, outcomes=0)
+    if wrong := _recorded(recorded, planned("draft", engine, 8 * BLOCK_TOKENS)):
+        yield row(f"steps of a head are recorded: {wrong}", 0, False)
         return
     apart = float((_drafted(recorded) - _drafted(eager)).abs().max())
     yield row("largest difference of logits and states, a head", apart, apart < 1e-3)
-    replayed = 0 if recorded.graphs is None else recorded.graphs.replayed
+    replayed = _replays(recorded)
     yield row("steps of a head replayed", replayed, replayed == len(_FED))
 
 
@@ -205,6 +192,22 @@ def _verified(backend: PagedTransformers, tokens: torch.Tensor) -> torch.Tensor:
         ]
         shown.append(backend.forward(ragged(rows)).cpu())
     return torch.cat(shown)
+
+
+def _recorded(backend: AnyBackend, shapes: Sequence[StepShape]) -> str:
+    """Record these steps, with pages as of `_with_pages`; why not, where they cannot be."""
+    backend.plan_steps(shapes)
+    _with_pages(backend)
+    try:
+        for _ in backend.record_steps():
+            pass
+    except RuntimeError as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _replays(backend: PagedTransformers | EagleHead) -> int:
+    return 0 if backend.graphs is None else backend.graphs.replayed
 
 
 def _with_pages(backend: AnyBackend) -> AnyBackend:

@@ -31,8 +31,7 @@ class StaticInputs:
     """A recorded step's batch, as views of one flat int64 buffer, on the device or on the host.
 
     tokens [rows, queries]; starts [rows], each row's first position; lengths [rows], 0 for a padded row; tables
-    [rows, width]; wanted [rows · shown], indices into the flat padded tokens; trees and
-    states, where the shape has any.
+    [rows, width]; wanted [rows · shown], indices into the flat padded tokens; trees and states where the shape has any.
     """
 
     tokens: torch.Tensor
