@@ -412,6 +412,20 @@ class AdaptiveDepth:
 
     # ---- learning
 
+    def rests(self, rows: int) -> bool:
+        """Whether a round of one token for each of so many requests is one more of many that are alike: see `rest`."""
+        off = not (self._switch.active or self._switch.charging)
+        return off and self._unlearned + 1 < _RESTING and self._costs.measured(self._costs.plain, rows)
+
+    def rest(self, rows: set[RowId], seconds: float) -> None:
+        """Such a round took so long: what `observe` would do, without the numbers that nothing is learned from."""
+        self._since_offer += 1
+        if self._timing is DraftTiming.WAITED:
+            self._reading.observe(seconds, 0)
+        self._count_changed(rows)
+        self._unlearned += 1
+        self._was_warm, self._warm = self._warm, False
+
     def observe(self, stats: RoundStats, checked: Sequence[Checked]) -> None:
         """Learn from a round: of acceptance always, of costs where it held decode rows only."""
         self._since_offer += 1
@@ -471,9 +485,6 @@ class AdaptiveDepth:
         costs, waited_s = self._costs, 0.0
         self._unlearned += 1
         self._was_warm, self._warm = self._warm, levels > 0
-        resting = not (self._switch.active or self._switch.charging) and costs.measured(costs.plain, stats.rows)
-        if resting and self._unlearned < _RESTING:
-            return
         costs.pass_round(stats.rows, stats.rows * (1 + self._shape.most_nodes), self._unlearned)
         self._unlearned = 0
         if changed or (levels and not self._was_warm and self._timing is DraftTiming.WAITED):
@@ -499,6 +510,9 @@ class AdaptiveDepth:
         if plain_s is None:
             return
         cost = self._cost(stats, levels, made)
+        if self._switch.active and not levels:
+            # Drafts that are made beside a round may slow it down, too, be it only their host.
+            cost = max(cost, self._costs.bare_s(stats.rows) or 0.0)
         if levels and not self._was_warm and self._timing is DraftTiming.WAITED:
             cost *= 1 + _COLD
         gained = tokens / stats.rows / (max(1.0, self._gain) if self._switch.on else 1.0)

@@ -474,7 +474,11 @@ class Engine:
         if self._traces is not None:
             self._traces.committed(verdicts)
         if isinstance(self._policy, AdaptiveDepth):
-            self._policy.observe(verdicts.stats, checked_of(current, verdict, commits))
+            rows, sent = len(commits), current.sent
+            if rows == len(sent.feeds) and not len(sent.chains) and self._policy.rests(rows):
+                self._policy.rest({commit.state.row for commit in commits}, now - current.began_s)
+            else:
+                self._policy.observe(verdicts.stats, checked_of(current, verdict, commits))
         self._last_end_s = now
 
     def _fail_rows(self, failure: Failed) -> None:

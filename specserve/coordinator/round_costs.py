@@ -249,6 +249,10 @@ class RoundCosts:
         """The cost of plain decoding, by what resembles it most; None when nothing is known."""
         return self._at(self.plain, rows)
 
+    def bare_s(self, rows: int) -> float | None:
+        """The cost of a round that checks no drafts though some are made beside it; None when nothing is known."""
+        return self._at(self.bare, rows)
+
     def _at(self, kind: Kind, size: float) -> float | None:
         mix = self._mix(kind, math.log2(size))
         if mix is None:

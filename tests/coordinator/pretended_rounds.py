@@ -173,7 +173,10 @@ class Pretended:
         tokens = sum(expected for _, expected in checks)
         taken = self.noise(target, (nodes > 0, rows + nodes)), self.noise(draft, (True, -levels))
         stats = self.stats(rows, rows + nodes, 0, sum(taken) / 1000, taken[1] / 1000)
-        self.policy.observe(stats, [checked for checked, _ in checks])
+        if not nodes and self.policy.rests(rows):
+            self.policy.rest({state.row for state in states}, stats.wall_s)
+        else:
+            self.policy.observe(stats, [checked for checked, _ in checks])
         self.sizes.append([count for count, _ in offered])
         if self.timing is DraftTiming.AHEAD:
             self.draft_ahead(states)

@@ -292,6 +292,39 @@ def test_a_new_request_is_a_reason_for_a_trial():
     assert trials_that_lose(99.0, rounds=200, came=[10, 12, 33]) == [3]
 
 
+class Hindered(Timed):
+    """The draft takes two rounds for its drafts, in which the target takes half as long again."""
+
+    asked = False  # for drafts before the last round
+
+    def step(self):
+        self.engine.advance()
+        self.engine.flush()
+        held = self.draft.held
+        drafting = bool(held) and isinstance(held[0], PlanAhead) and held[0].branch_counts.any()
+        if isinstance(self.verifier.held[0], Verify):
+            self.clock.now += self.plain_s * (1.5 if drafting else 1.0)
+            self.history.append(self.verifier.held[0].chain_lengths.tolist())
+        self.verifier.deliver(self.engine)
+        if held and (self.asked or not drafting):
+            self.draft.deliver(self.engine)
+        self.asked = drafting and not self.asked
+        return True
+
+
+def test_drafts_that_are_always_late_and_slow_their_host_down_lose_next_to_nothing():
+    """Nothing of them is ever checked, but they are made beside rounds, which pay for it: 0.97 of plain decoding."""
+    pipeline = Hindered(outcomes=1)
+    for index in range(8):
+        pipeline.submit(f"r{index}", [index, 2, 3, 4], max_tokens=3000)
+    pipeline.rounds(300)
+    began, planned = pipeline.clock.now, len(pipeline.draft.plans)
+    pipeline.rounds(600)
+
+    assert len(pipeline.draft.plans) > planned
+    assert pipeline.clock.now - began < 600 * pipeline.plain_s / 0.97
+
+
 class OnProfile(Timed):
     """Steps take the times of a published pair of devices; the draft is right with a chance, by hash."""
 
