@@ -84,6 +84,10 @@ _TRIAL_ROUNDS = {DraftTiming.WAITED: 4, DraftTiming.AHEAD: 4, DraftTiming.FREE: 
 """Rounds of a trial of drafting. Where drafts are not free, the first one is there for the sake of the next: its drafts
 come for that one, or it pays for what was left undone."""
 
+_PROBATION_ROUNDS = {DraftTiming.WAITED: 0, DraftTiming.AHEAD: 32, DraftTiming.FREE: 0}
+"""Rounds after such a trial that are judged with it. A worker that makes drafts for a few in time may not do so for all:
+where nobody waits for it, only this shows it."""
+
 
 class AdaptiveDepth:
     """A `DepthPolicy` that learns. `limits` bounds every depth that it gives, and is at least 1."""
@@ -91,7 +95,7 @@ class AdaptiveDepth:
     def __init__(self, limits: FixedDepth, timing: DraftTiming) -> None:
         self._limits = limits
         self._timing = timing
-        self._switch = DraftingSwitch(_TRIAL_ROUNDS[timing])
+        self._switch = DraftingSwitch(_TRIAL_ROUNDS[timing], _PROBATION_ROUNDS[timing])
         self._costs = RoundCosts()
         self._reading = PromptReading()
         self._forecasts = Forecasts()
@@ -515,7 +519,8 @@ class AdaptiveDepth:
             cost = max(cost, self._costs.bare_s(stats.rows) or 0.0)
         if levels and not self._was_warm and self._timing is DraftTiming.WAITED:
             cost *= 1 + _COLD
-        gained = tokens / stats.rows / (max(1.0, self._gain) if self._switch.on else 1.0)
+        beats_plain = self._switch.on and not self._switch.on_probation
+        gained = tokens / stats.rows / (max(1.0, self._gain) if beats_plain else 1.0)
         self._switch.charge(cost / plain_s - gained)
 
     def _cost(self, stats: RoundStats, levels: int, made: float) -> float:

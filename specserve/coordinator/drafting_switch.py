@@ -39,15 +39,21 @@ _PLAIN_TRIAL = 4
 
 
 class DraftingSwitch:
-    """Off at first, until a trial that comes soon. trial_rounds: of a trial of drafting."""
+    """Off at first, until a trial that comes soon.
 
-    def __init__(self, trial_rounds: int) -> None:
+    trial_rounds: of a trial of drafting. probation_rounds: so long after one turned drafting on, what is lost is
+    charged to it, which promised more.
+    """
+
+    def __init__(self, trial_rounds: int, probation_rounds: int = 0) -> None:
         self.on = False
         self.trial_left = 0
         self._trial_rounds = trial_rounds
         self._since_trial = _APART - _PLAIN_TRIAL
         self._accounts = {True: _SAVED, False: _SAVED}  # of trials while on, and while off
         self._since_look = 0
+        self._probation_rounds = probation_rounds
+        self._probation_left = 0
 
     @property
     def active(self) -> bool:
@@ -72,6 +78,7 @@ class DraftingSwitch:
     def advance(self) -> bool:
         """One more round begins. True when it is time to `look`: from time to time, and when a trial is over."""
         self._since_look += 1
+        self._probation_left = max(0, self._probation_left - 1)
         share = _ON_SHARE if self.on else _OFF_SHARE
         self._accounts[self.on] = min(_SAVED, self._accounts[self.on] + share)
         if self.trial_left == 0:
@@ -86,8 +93,10 @@ class DraftingSwitch:
 
     def look(self, gain: float) -> None:
         """Drafting is `gain` times as fast as plain decoding, as far as is known. Not in a trial."""
-        self._since_look = 0
+        self._since_look, was_on = 0, self.on
         self.on = gain >= _LOST if self.on else gain > _CLEAR
+        if self.on and not was_on:
+            self._probation_left = self._probation_rounds
 
     @property
     def may_lose(self) -> bool:
@@ -109,8 +118,14 @@ class DraftingSwitch:
     @property
     def charging(self) -> bool:
         """This round is part of a trial, or in its wake: what was left undone meanwhile is done beside it."""
-        return self.trial_left > 0 or self._since_trial < _WAKE
+        return self.trial_left > 0 or self._since_trial < _WAKE or self.on_probation
+
+    @property
+    def on_probation(self) -> bool:
+        """On, and not long enough to trust what turned it on. Not in a trial of plain decoding."""
+        return self.on and self._probation_left > 0 and self.trial_left == 0
 
     def charge(self, plain_rounds: float) -> None:
         """A round that is charged lost so much, in rounds of plain decoding; what it gained is negative."""
-        self._accounts[self.on] = max(-_LENT, self._accounts[self.on] - plain_rounds)
+        on = self.on and not self.on_probation
+        self._accounts[on] = max(-_LENT, min(_SAVED, self._accounts[on] - plain_rounds))

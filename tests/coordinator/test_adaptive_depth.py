@@ -292,6 +292,28 @@ def test_a_new_request_is_a_reason_for_a_trial():
     assert trials_that_lose(99.0, rounds=200, came=[10, 12, 33]) == [3]
 
 
+def promised_in_vain(probation, rounds):
+    """Plain rounds lost, of so many, where each trial turns drafting on, which then makes a twentieth less than plain."""
+    switch = DraftingSwitch(1, probation)
+    lost = 0.0
+    for number in range(rounds):
+        tried = switch.trying
+        if switch.advance():
+            switch.look(1.2 if tried else 0.95)
+        switch.consider_trial(not switch.on, new=False)
+        if number >= rounds // 2:
+            lost += 0.05 * switch.active
+        if switch.charging and switch.active:
+            switch.charge(0.05)
+    return lost / (rounds - rounds // 2)
+
+
+def test_what_a_trial_promised_in_vain_is_charged_to_it():
+    """What drafting loses in the eight rounds until it is looked at again; with a probation no more than trials may."""
+    assert promised_in_vain(0, 6000) > 0.011
+    assert promised_in_vain(32, 6000) < 0.0075
+
+
 class Hindered(Timed):
     """The draft takes two rounds for its drafts, in which the target takes half as long again."""
 
