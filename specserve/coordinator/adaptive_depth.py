@@ -85,8 +85,8 @@ _TRIAL_ROUNDS = {DraftTiming.WAITED: 4, DraftTiming.AHEAD: 4, DraftTiming.FREE: 
 come for that one, or it pays for what was left undone."""
 
 _PROBATION_ROUNDS = {DraftTiming.WAITED: 0, DraftTiming.AHEAD: 32, DraftTiming.FREE: 0}
-"""Rounds after such a trial that are judged with it. A worker that makes drafts for a few in time may not do so for all:
-where nobody waits for it, only this shows it."""
+"""Rounds after such a trial that are judged with it. A worker that makes drafts for a few in time may not do so for
+all: where nobody waits for it, only this shows it."""
 
 
 class AdaptiveDepth:

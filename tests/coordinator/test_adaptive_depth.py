@@ -293,7 +293,7 @@ def test_a_new_request_is_a_reason_for_a_trial():
 
 
 def promised_in_vain(probation, rounds):
-    """Plain rounds lost, of so many, where each trial turns drafting on, which then makes a twentieth less than plain."""
+    """The share of rounds lost where each trial turns drafting on, which then makes a twentieth less than plain."""
     switch = DraftingSwitch(1, probation)
     lost = 0.0
     for number in range(rounds):
