@@ -9,8 +9,8 @@ Nightjar, 2025, has it, with two arms.)
 
 from __future__ import annotations
 
-_WINDOW, _OFF_WINDOW = 8, 16
-"""Rounds after a look at whether drafting pays: while on, and while off, where little is learned."""
+_WINDOW, _OFF_WINDOW = 8, 64
+"""Rounds after a look at whether drafting pays: while on, and while off, where nothing but noise may have changed."""
 
 _CLEAR, _LOST = 1.05, 1.0
 """The gain over plain decoding from which on drafting is turned on, and below which it is turned off."""
