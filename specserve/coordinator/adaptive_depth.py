@@ -36,8 +36,8 @@ from specserve.types import RoundStats, RowId
 _TRIED_REQUESTS = 4
 """Requests that take part in a trial of drafting."""
 
-_DELIVERY_WEIGHT = 0.1
-"""Of one round in the running mean of what was delivered."""
+_DELIVERY_WEIGHT, _TRIAL_WEIGHT = 0.1, 0.03
+"""Of one round in the running mean of what was delivered; in a trial a worker has only a few to deliver to."""
 
 _HOPEFUL = 8
 """Of so many rounds with drafts, one has the slots that would be best if all went well: what is never tried is never
@@ -364,7 +364,7 @@ class AdaptiveDepth:
         """The slots that would be best if all went well, at least one, for the requests that take part."""
         tried = np.array([state.row in self._tried for state in states])
         if self._timing is DraftTiming.AHEAD and not self._switch.trial_begins and tried.any():
-            self._count_delivered(float((there[tried] > 0).mean()))
+            self._count_delivered(float((there[tried] > 0).mean()), _TRIAL_WEIGHT)
         there = np.where(tried, there, 0)
         best = self._best(*self._worth(states, _ACCEPTANCE_HOPES), there, 1.0, _TRIAL_HOPES)
         return self._all_slots(there) if best is None else best.slots
@@ -411,8 +411,8 @@ class AdaptiveDepth:
 
         return admit(worth, levels, limits, seconds, costs.step_seconds(), delivered)
 
-    def _count_delivered(self, share: float) -> None:
-        self._delivered += _DELIVERY_WEIGHT * (share - self._delivered)
+    def _count_delivered(self, share: float, weight: float = _DELIVERY_WEIGHT) -> None:
+        self._delivered += weight * (share - self._delivered)
 
     # ---- learning
 
