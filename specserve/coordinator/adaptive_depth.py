@@ -177,7 +177,8 @@ class AdaptiveDepth:
         if another:
             self._sureness.keep([state.row for state in states])
         due = self._switch.advance()
-        if (due or (another and self._are_others(states))) and not self._switch.trial_left:
+        fewer = not self._switch.on and self._looked_rows >= _LIKE * len(states)
+        if (due or fewer or (another and self._are_others(states))) and not self._switch.trial_left:
             self._look(states)
         if self._switch.consider_trial(self._may_be_wrong(states), another) and self._switch.trying:
             self._choose_tried(states)
@@ -213,6 +214,9 @@ class AdaptiveDepth:
         How much of their answers is left does not count: others will come.
         """
         self._looked_rows, self._looked_kinds = len(states), set(map(class_of, states))
+        if not self._costs.knows(len(states)):
+            self._switch.begin_anew()
+            return
         limits = np.array([self.wanted(state) for state in states])
         plain_s = self._costs.plain_s(len(states))
         best = self._best_of_sure(states, limits) if self._are_sure(states) else self._best_by_average(states, limits)

@@ -98,6 +98,10 @@ class DraftingSwitch:
         if self.on and not was_on:
             self._probation_left = self._probation_rounds
 
+    def begin_anew(self) -> None:
+        """Off: nothing is known of what there is now. Not in a trial."""
+        self.on = False
+
     @property
     def may_lose(self) -> bool:
         """There is something in the account."""

@@ -292,6 +292,27 @@ def test_a_new_request_is_a_reason_for_a_trial():
     assert trials_that_lose(99.0, rounds=200, came=[10, 12, 33]) == [3]
 
 
+def test_a_load_that_nothing_is_known_of_begins_without_drafts():
+    """One chat whose drafts pay, then nine: plain rounds until some were measured; back with one, drafts at once."""
+    pipeline = running(slot_s=0.0015)
+    pipeline.draft.worker.miss = ALWAYS
+    pipeline.rounds(150)
+    assert pipeline.switch.on
+    for index in range(1, 9):
+        pipeline.submit(f"r{index}", [index, 2, 3, 4], max_tokens=400)
+    pipeline.rounds(1)
+    while len(pipeline.history[-1]) < 9:
+        pipeline.rounds(1)
+    pipeline.rounds(2)  # that one read their prompts
+    assert pipeline.history[-2:] == [[0] * 9] * 2
+
+    pipeline.rounds(100)
+    while len(pipeline.history[-1]) > 1:
+        pipeline.rounds(1)
+    pipeline.rounds(12)
+    assert max(pipeline.deepest(4)) > 0
+
+
 def promised_in_vain(probation, rounds):
     """The share of rounds lost where each trial turns drafting on, which then makes a twentieth less than plain."""
     switch = DraftingSwitch(1, probation)
