@@ -214,9 +214,6 @@ class AdaptiveDepth:
         How much of their answers is left does not count: others will come.
         """
         self._looked_rows, self._looked_kinds = len(states), set(map(class_of, states))
-        if not self._costs.knows(len(states)):
-            self._switch.begin_anew()
-            return
         limits = np.array([self.wanted(state) for state in states])
         plain_s = self._costs.plain_s(len(states))
         best = self._best_of_sure(states, limits) if self._are_sure(states) else self._best_by_average(states, limits)

@@ -10,7 +10,7 @@ Nightjar, 2025, has it, with two arms.)
 from __future__ import annotations
 
 _WINDOW, _OFF_WINDOW = 8, 64
-"""Rounds after a look at whether drafting pays: while on, and while off, where nothing but noise may have changed."""
+"""Rounds after a look at whether drafting pays: while on, and while off with as many requests, where little changes."""
 
 _CLEAR, _LOST = 1.05, 1.0
 """The gain over plain decoding from which on drafting is turned on, and below which it is turned off."""
@@ -23,6 +23,9 @@ _SAVED = 1.5
 
 _LENT = 6.0
 """The most that there is too little."""
+
+_OWED = 1.5
+"""What a trial may owe for what was lost behind it: drafts that come in time again are not to wait for too long."""
 
 _APART, _NEW_APART = 24, 4
 """Rounds between two trials, at least, and where a request came meanwhile."""
@@ -98,10 +101,6 @@ class DraftingSwitch:
         if self.on and not was_on:
             self._probation_left = self._probation_rounds
 
-    def begin_anew(self) -> None:
-        """Off: nothing is known of what there is now. Not in a trial."""
-        self.on = False
-
     @property
     def may_lose(self) -> bool:
         """There is something in the account."""
@@ -132,4 +131,6 @@ class DraftingSwitch:
     def charge(self, plain_rounds: float) -> None:
         """A round that is charged lost so much, in rounds of plain decoding; what it gained is negative."""
         on = self.on and not self.on_probation
-        self._accounts[on] = max(-_LENT, min(_SAVED, self._accounts[on] - plain_rounds))
+        left = self._accounts[on]
+        least = min(left, -_OWED) if self.on_probation else -_LENT
+        self._accounts[on] = max(least, min(_SAVED, left - plain_rounds))

@@ -250,8 +250,8 @@ class RoundCosts:
         return self._at(self.plain, rows)
 
     def bare_s(self, rows: int) -> float | None:
-        """The cost of a round that checks no drafts though some are made beside it; None when nothing is known."""
-        return self._at(self.bare, rows)
+        """The cost of a round that checks no drafts though some are made beside it; None when none was measured."""
+        return self._at(self.bare, rows) if self.measured(self.bare, rows) else None
 
     def _at(self, kind: Kind, size: float) -> float | None:
         mix = self._mix(kind, math.log2(size))

@@ -292,25 +292,32 @@ def test_a_new_request_is_a_reason_for_a_trial():
     assert trials_that_lose(99.0, rounds=200, came=[10, 12, 33]) == [3]
 
 
-def test_a_load_that_nothing_is_known_of_begins_without_drafts():
-    """One chat whose drafts pay, then nine: plain rounds until some were measured; back with one, drafts at once."""
-    pipeline = running(slot_s=0.0015)
+def test_a_request_that_is_left_alone_gets_its_drafts_back_at_once():
+    """Nine whose drafts do not pay, and one of them that goes on: it is looked at when the others are gone."""
+    pipeline = running(9, max_tokens=160, slot_s=0.003)
     pipeline.draft.worker.miss = ALWAYS
-    pipeline.rounds(150)
-    assert pipeline.switch.on
-    for index in range(1, 9):
-        pipeline.submit(f"r{index}", [index, 2, 3, 4], max_tokens=400)
-    pipeline.rounds(1)
-    while len(pipeline.history[-1]) < 9:
-        pipeline.rounds(1)
-    pipeline.rounds(2)  # that one read their prompts
-    assert pipeline.history[-2:] == [[0] * 9] * 2
-
-    pipeline.rounds(100)
+    pipeline.submit("long", [50, 2, 3, 4], max_tokens=3000)
+    pipeline.rounds(40)
+    assert not pipeline.switch.on
     while len(pipeline.history[-1]) > 1:
         pipeline.rounds(1)
     pipeline.rounds(12)
-    assert max(pipeline.deepest(4)) > 0
+    assert max(pipeline.deepest(8)) > 0
+
+
+def test_what_is_owed_for_a_trial_is_paid_back_within_250_rounds():
+    """However much was lost while drafting was on by its word."""
+    switch = DraftingSwitch(1, 32)
+    switch.look(1.2)
+    for _ in range(30):
+        switch.advance()
+        switch.charge(1.0)
+    switch.look(0.9)
+    waited = 0
+    while not switch.consider_trial(True, new=False):
+        switch.advance()
+        waited += 1
+    assert 150 < waited < 250
 
 
 def promised_in_vain(probation, rounds):
