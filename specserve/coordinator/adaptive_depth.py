@@ -177,8 +177,7 @@ class AdaptiveDepth:
         if another:
             self._sureness.keep([state.row for state in states])
         due = self._switch.advance()
-        fewer = not self._switch.on and self._looked_rows >= _LIKE * len(states)
-        if (due or fewer or (another and self._are_others(states))) and not self._switch.trial_left:
+        if (due or self._are_others(states, another)) and not self._switch.trial_left:
             self._look(states)
         if self._switch.consider_trial(self._may_be_wrong(states), another) and self._switch.trying:
             self._choose_tried(states)
@@ -189,13 +188,15 @@ class AdaptiveDepth:
         asking = [state for state in states if self.drafting(state)]
         self._asked = {state.row: self._ahead.get(state.row, self.depth) for state in asking}
 
-    def _are_others(self, states: Sequence[RequestState]) -> bool:
-        """Whether a look at these requests, one of them new, may find what the last one did not.
+    def _are_others(self, states: Sequence[RequestState], another: bool) -> bool:
+        """Whether a look at these requests, `another` of them new, may find what the last one did not.
 
         Nothing was seen of it, so while nothing is drafted it is how many there are that counts, and of which kinds.
         """
+        if self._switch.on:
+            return another
         fewer, more = sorted((len(states), self._looked_rows))
-        return self._switch.on or more >= _LIKE * fewer or set(map(class_of, states)) != self._looked_kinds
+        return more >= _LIKE * fewer or (another and set(map(class_of, states)) != self._looked_kinds)
 
     def _may_be_wrong(self, states: Sequence[RequestState]) -> bool:
         """Whether the other state may yet be the better one: as to drafting always, once there is something to beat."""
@@ -520,8 +521,7 @@ class AdaptiveDepth:
             cost = max(cost, self._costs.bare_s(stats.rows) or 0.0)
         if levels and not self._was_warm and self._timing is DraftTiming.WAITED:
             cost *= 1 + _COLD
-        beats_plain = self._switch.on and not self._switch.on_probation
-        gained = tokens / stats.rows / (max(1.0, self._gain) if beats_plain else 1.0)
+        gained = tokens / stats.rows / (max(1.0, self._gain) if self._switch.proven else 1.0)
         self._switch.charge(cost / plain_s - gained)
 
     def _cost(self, stats: RoundStats, levels: int, made: float) -> float:

@@ -120,7 +120,7 @@ class DraftingSwitch:
 
     @property
     def charging(self) -> bool:
-        """This round is part of a trial, or in its wake: what was left undone meanwhile is done beside it."""
+        """This round is part of a trial, on probation, or in a trial's wake, which does what was left undone."""
         return self.trial_left > 0 or self._since_trial < _WAKE or self.on_probation
 
     @property
@@ -128,9 +128,13 @@ class DraftingSwitch:
         """On, and not long enough to trust what turned it on. Not in a trial of plain decoding."""
         return self.on and self._probation_left > 0 and self.trial_left == 0
 
+    @property
+    def proven(self) -> bool:
+        """On, and no longer on probation: what is lost is lost against drafting."""
+        return self.on and not self.on_probation
+
     def charge(self, plain_rounds: float) -> None:
         """A round that is charged lost so much, in rounds of plain decoding; what it gained is negative."""
-        on = self.on and not self.on_probation
-        left = self._accounts[on]
+        left = self._accounts[self.proven]
         least = min(left, -_OWED) if self.on_probation else -_LENT
-        self._accounts[on] = max(least, min(_SAVED, left - plain_rounds))
+        self._accounts[self.proven] = max(least, min(_SAVED, left - plain_rounds))
